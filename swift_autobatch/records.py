@@ -1,0 +1,534 @@
+"""Every record that crosses a stage boundary; no logic beyond validation and derived properties.
+
+    Request -> Facts -> Candidate* -> Prediction* -> Plan -> Artefacts -> Verdict -> Run -> Receipt
+
+Units stand in the names. What is not known is None plus a reason, never a guess that looks like a fact.
+A value that was decided travels with its reason as :class:`Sourced`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+T = TypeVar("T")
+
+Tuner = Literal["lora", "full"]
+Quant = Literal["none", "nf4", "int8"]
+Parallel = Literal[
+    "none", "ddp", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "fsdp2", "fsdp2_offload", "megatron"
+]
+Dtype = Literal["bfloat16", "float16", "float32"]
+Phase = Literal["load", "first_step", "steady", "eval", "save", "resume"]
+VerdictWord = Literal["pass", "fail", "unknown"]
+
+DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sourced(Generic[T]):
+    """A decided value with its reason: ``flag --max_length``, ``gpus.jsonl: GeForce RTX 4090``, ``assumed``."""
+
+    value: T
+    source: str
+
+
+# ---------------------------------------------------------------------------------------------------- request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The process environment, read once by ``request.py``; facts receive it instead of ``os.environ``."""
+
+    variables: Mapping[str, str]
+    cwd: str
+    home: str
+    cache_dir: str  # $XDG_CACHE_HOME/autoswift
+    state_dir: str  # $XDG_STATE_HOME/autoswift
+    interpreter: str  # the Python that runs us, for children
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user wants, each value with where it came from.
+
+    ``pins`` holds engine flags by their ms-swift name, without the leading dashes, in the engine's own
+    spelling of values (strings; a tuple for a flag with several values). A pinned flag is never changed.
+    ``defaults`` are softer: what autoswift itself proposes for engine flags (the embedded demonstration's
+    learning rate), overridden by strategy recipes, project recipes, AUTOSWIFT_* and flags.
+    """
+
+    model: Sourced[str | None]  # id or local folder; None: the default for this machine
+    datasets: Sourced[tuple[str, ...]]  # as the user spelled them; () means the embedded default
+    pins: Mapping[str, Sourced[str | tuple[str, ...]]] = field(default_factory=dict)
+    strategy: Sourced[str | None]  # a strategy recipe's name; None: choose
+    parallel_method: Sourced[str]  # auto | deepspeed | fsdp | megatron | none
+    global_batch: Sourced[int]  # target effective batch
+    lr_scaling: Sourced[str]  # sqrt | linear | none
+    lr_base: Sourced[tuple[float, int] | None]  # (learning rate, batch it is right at)
+    nproc: Sourced[int | None]  # processes to use; None: one per visible device
+    gpus: Sourced[str | None]  # --gpus 4x4090[,ram=256]
+    hardware_file: Sourced[str | None]  # --hardware machine.json
+    output_dir: Sourced[str | None]
+    gate_timeout_s: Sourced[float]
+    skip_dry_run: bool = False
+    ask: bool = True  # after training on self-cognition rows, ask the model who it is
+    force: bool = False
+
+
+# ------------------------------------------------------------------------------------------------------ facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One visible accelerator; bytes are per card. ``card`` is the name of its row in data/gpus.jsonl."""
+
+    index: int
+    name: str  # as the driver spells it, or the catalogue's name when the card is assumed
+    card: str | None  # row of the catalogue; None: unknown card
+    uuid: str | None
+    total_bytes: int
+    free_bytes: int
+    compute_capability: tuple[int, int]
+    bf16_native: bool
+    flash_attention: bool  # FlashAttention 2 runs on this chip (Ampere or newer)
+    tflops_16bit: float | None  # dense tensor rate at fp32 accumulation, per second
+    bandwidth_gb_s: float | None  # device memory, 10**9 bytes per second
+    pcie_gb_s: float | None  # one direction, host <-> device, 10**9 bytes per second
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The machine around the cards. ``ram_budget_bytes`` is the least of MemAvailable and the cgroup limits."""
+
+    cpu_cores: int
+    ram_total_bytes: int
+    ram_budget_bytes: int
+    ram_source: str
+    shm_bytes: int | None
+    disk_free_bytes: int | None
+    gflops: float  # whole host, dense fp32, per second; assumed unless measured
+    memory_gb_s: float = 20.0  # host memory bandwidth, 10**9 bytes per second; assumed unless measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Versions of installed distributions by name (None: absent), the driver, and what can be compiled."""
+
+    versions: Mapping[str, str | None]
+    python: str
+    driver: str | None
+    cuda_driver: str | None
+    compiler: str | None  # path of a C++ compiler, None when there is none
+    nvcc: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What this machine has. ``processes`` is how many ranks a plan may use (devices, or CPU processes)."""
+
+    gpus: tuple[Gpu, ...]
+    links: Literal["none", "nvlink", "pcie", "nop2p"]
+    link_gb_s: float | None  # per card, one direction, 10**9 bytes per second; None without a second card
+    host: Host
+    software: Software
+    visible_devices: str | None  # CUDA_VISIBLE_DEVICES as the user set it; None: unset
+    processes: int
+    assumed: tuple[str, ...] = ()  # every assumption in words
+    source: str = "this machine"
+
+    @property
+    def accelerator(self) -> Literal["gpu", "cpu"]:
+        return "gpu" if self.gpus else "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A causal language model's shape, read from config.json or the catalogue, never from weights.
+
+    ``params_*`` are counts of parameters; ``linears`` lists (name, in_features, out_features) of the
+    nn.Linear modules of one decoder layer, which is what LoRA ``all-linear`` and NF4 reach.
+    """
+
+    id: str  # as the user named it
+    path: str | None  # local folder; None: the engine will download it
+    architecture: str
+    hf_model_type: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    max_position: int
+    params_total: int
+    params_embedding: int  # the input embedding
+    params_lm_head: int  # 0 when tied
+    params_active: int  # per token; equals params_total on dense models
+    params_vision: int = 0
+    linears: tuple[tuple[str, int, int], ...]
+    experts: int = 0
+    experts_per_token: int = 0
+    dtype: Dtype | None  # of the checkpoint; None: not said
+    swift_model_type: str | None  # what --model_type needs; None: the engine can tell, or nobody can
+    swift_template: str | None
+    pass_model_type: bool = False  # the engine cannot tell by itself: --model_type and --template are supplied
+    quantised: str | None = None  # gptq, awq, bnb ... when the checkpoint already is
+    source: str
+    tokenizer_path: str | None = None  # folder with tokenizer.json; None: lengths are assumed
+    embedded: bool = False  # the built-in demonstration model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One costly row of the dataset, kept whole so that the gate can train on it."""
+
+    file: str
+    line: int  # 1-based line of the file where the row starts
+    tokens: int  # after the template, before any cut
+    supervised_tokens: int
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A row (or file) that will not train as the user hopes."""
+
+    code: str  # no-assistant-turn, empty-answer, ...
+    file: str
+    line: int
+    text: str
+    drops_row: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFacts:
+    """What the datasets hold. Lengths are tokens per row after the chat template."""
+
+    files: tuple[str, ...]  # absolute paths
+    rows: int
+    kept: int
+    problems: tuple[Problem, ...]
+    lengths: tuple[int, ...]  # sorted ascending; a quantile sketch of at most 4096 values on large files
+    p50_tokens: int
+    p95_tokens: int
+    max_tokens: int
+    mean_tokens: float
+    mean_supervised_tokens: float
+    max_supervised_tokens: int
+    costliest: tuple[Row, ...]  # dearest first
+    tokenizer: str  # which tokenizer counted, or "assumed"
+    exact: bool  # the tokenizer is the model's own
+    digest: str  # sha256 over the files' bytes
+    self_cognition: bool  # rows that teach the model who it is
+    persona: str | None = None  # the name the answers teach, when they agree on one
+    questions: tuple[tuple[str, str], ...] = ()  # (question, trained answer): one per language, about identity
+    system_prompts: bool = False  # rows carry their own system prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything a plan may depend on."""
+
+    machine: Machine
+    model: ModelFacts
+    data: DataFacts
+
+
+# -------------------------------------------------------------------------------------------------- candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One strategy recipe: a row of the table in recipes/."""
+
+    name: str
+    summary: str
+    when: Mapping[str, Any]
+    use: Mapping[str, Any]
+    search: Mapping[str, tuple[Any, ...]]
+    because: str
+    limits: str
+    example: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to run the job: a strategy recipe with every knob fixed.
+
+    ``dp`` is the number of data-parallel ranks, world / (tp sp pp cp). ``max_tokens`` is the longest row
+    that will really train (rows are padded to the longest of their batch, not to ``max_length``).
+    """
+
+    strategy: str
+    device: Literal["gpu", "cpu"]
+    world: int
+    tuner: str  # lora | full; others pass through pinned
+    quant: Quant
+    parallel: Parallel
+    tp: int = 1
+    sp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    micro_batch: int
+    accumulation: int
+    max_length: int
+    max_tokens: int
+    gradient_checkpointing: bool
+    attn_impl: str | None  # None: the engine's own choice (sdpa)
+    torch_dtype: Dtype
+    packing: bool = False
+    padding_free: bool = False
+    liger: bool = False
+    lora_rank: int = 8
+    lora_dropout: float = 0.05
+    optim: str = "adamw_torch_fused"
+    use_logits_to_keep: bool | None = None  # None: the engine decides
+    group_by_length: bool = False
+    freezes: tuple[str, ...] = ()
+
+    @property
+    def dp(self) -> int:
+        return self.world // (self.tp * self.sp * self.pp * self.cp)
+
+    @property
+    def effective_batch(self) -> int:
+        return self.micro_batch * self.dp * self.accumulation
+
+    @property
+    def zero_stage(self) -> int:
+        """0 without DeepSpeed ZeRO, else 1, 2 or 3."""
+        return int(self.parallel[4]) if self.parallel.startswith("zero") else 0
+
+    @property
+    def offload(self) -> bool:
+        return self.parallel.endswith("_offload")
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        return self.parallel.startswith("zero")
+
+    @property
+    def uses_fsdp(self) -> bool:
+        return self.parallel.startswith("fsdp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Illegal:
+    """A candidate that no rule allows, and which rule says so."""
+
+    candidate: Candidate
+    rule: str
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """Which code paths will really run under a candidate's flags."""
+
+    attention: str  # flash_attention_2 | sdpa-flash | sdpa-efficient | sdpa-math | eager
+    loss: str  # hf_fp32_logits | bf16_logits | liger_fused
+    logits_rows: Literal["supervised", "all"]  # which rows reach the vocabulary projection
+    precision: str  # bf16 | fp16-amp | fp32
+    optimizer: str  # fused-adamw | deepspeed-cpu-adam | ...
+    notes: tuple[str, ...] = ()
+
+
+# ------------------------------------------------------------------------------------------------- prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One named part of a peak; ``bytes`` is per card (per rank on CPU)."""
+
+    name: str
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMemory:
+    """The peak of one phase: GPU bytes per card, host bytes over all ranks of this machine."""
+
+    phase: Phase
+    gpu_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a candidate will need and how long it takes.
+
+    ``needs_p50_bytes`` and ``needs_p99_bytes`` are reserved bytes per card without context and NCCL;
+    ``driver_bytes`` is p50 + context + NCCL: what nvidia-smi shows. On CPU the device is the host and the
+    figures are resident bytes per rank.
+    """
+
+    terms: tuple[Term, ...]  # of the binding phase; they sum to allocated_bytes
+    allocated_bytes: int
+    needs_p50_bytes: int
+    needs_p99_bytes: int
+    context_bytes: int
+    nccl_bytes: int
+    budget_bytes: int  # what one card may hold by the fit rule, on the weakest card
+    host_bytes: int  # worst phase, all ranks of this machine
+    host_p99_bytes: int
+    host_budget_bytes: int
+    phases: tuple[PhaseMemory, ...]
+    binding_phase: Phase
+    step_s: float  # one optimizer step
+    time_terms: tuple[tuple[str, float], ...]  # named seconds that sum to step_s
+    tokens_per_s: float  # real tokens, whole job
+    samples_per_s: float
+    epoch_s: float
+    bound_by: str  # compute | memory | link | host | data
+    assumptions: tuple[str, ...]
+
+    @property
+    def driver_bytes(self) -> int:
+        return self.needs_p50_bytes + self.context_bytes + self.nccl_bytes
+
+    @property
+    def demand_bytes(self) -> int:
+        """What the fit rule compares with ``budget_bytes``."""
+        return self.needs_p99_bytes + self.context_bytes + self.nccl_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.demand_bytes <= self.budget_bytes and self.host_p99_bytes <= self.host_budget_bytes
+
+
+# ------------------------------------------------------------------------------------------- plan, artefacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerUp:
+    """A candidate that lost, with the reason in one sentence."""
+
+    candidate: Candidate
+    prediction: Prediction | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The decision. ``engine_args`` is the whole ``swift sft`` argument list in order, without paths
+    resolved: values may start with ``$ROOT`` (the project folder), ``$RUN`` (the run folder) or ``$HOME``."""
+
+    facts: Facts
+    candidate: Candidate
+    prediction: Prediction
+    effective: Effective
+    engine_args: Mapping[str, Sourced[str | tuple[str, ...]]]
+    deepspeed: Mapping[str, Any] | None
+    fsdp: Mapping[str, Any] | None
+    env: Mapping[str, Sourced[str]]
+    steps_per_epoch: int
+    total_steps: int
+    notes: tuple[str, ...]  # what had to give, first; then warnings
+    proposals: tuple[str, ...]  # flags the user may add, with the reason
+    runners_up: tuple[RunnerUp, ...]
+    illegal: tuple[Illegal, ...]
+    machine_class: str
+    digest: str  # sha256 over what the run depends on
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artefacts:
+    """Files to write into ``<run folder>/autoswift/`` and the command they belong to. Placeholders as in Plan."""
+
+    files: Mapping[str, str]
+    argv: tuple[str, ...]  # after ``swift sft``
+    env: Mapping[str, str]
+
+
+# ------------------------------------------------------------------------------------------- verdict, receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a verdict is what it is. ``code`` is one of gate/verdict.py's table; ``text`` one sentence."""
+
+    code: str
+    text: str
+    hints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Peaks of one phase over all ranks; None where the meter does not exist on this device."""
+
+    phase: Phase
+    gpu_allocated_bytes: int | None
+    gpu_reserved_bytes: int | None
+    driver_bytes: int | None
+    rss_bytes: int | None  # the largest rank
+    rss_sum_bytes: int | None  # all ranks together
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One logged training row."""
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    token_acc: float | None
+    learning_rate: float | None
+    step_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the gate found."""
+
+    verdict: VerdictWord
+    reason: Reason
+    measured: tuple[Measured, ...]
+    steps: tuple[Step, ...]
+    child_exit: int | None
+    seconds: float
+    folder: str
+    rows: tuple[Row, ...]  # the rows it trained on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A question put to the trained model through ``swift infer``."""
+
+    question: str
+    expected: str
+    answer: str
+
+    @property
+    def matches(self) -> bool:
+        return self.answer.strip() == self.expected.strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished training run."""
+
+    folder: str
+    checkpoint: str | None
+    child_exit: int
+    steps: tuple[Step, ...]
+    measured: tuple[Measured, ...]
+    seconds: float
+    infer_command: str | None
+    answers: tuple[Answer, ...] = ()
+
+
+def replace(record: T, **changes: Any) -> T:
+    """``dataclasses.replace`` for frozen records."""
+    return dataclasses.replace(record, **changes)  # type: ignore[type-var]

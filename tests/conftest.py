@@ -1,0 +1,27 @@
+"""Shared fixtures: every test has its own HOME, caches and state, and no AUTOSWIFT_* or launcher variables."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+_LAUNCHER_VARIABLES = ("NPROC_PER_NODE", "MASTER_PORT", "NNODES", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Points HOME and the XDG folders at a fresh directory so that no test sees or leaves a user's files."""
+    home = tmp_path_factory.mktemp("home")
+    for name in (*_LAUNCHER_VARIABLES, *(key for key in os.environ if key.startswith("AUTOSWIFT_"))):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / ".local/state"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    return home
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden files, then review the diff")
