@@ -9,11 +9,22 @@ A value that was decided travels with its reason as :class:`Sourced`.
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from swift_autobatch.units import gib
+
 T = TypeVar("T")
+
+
+def _slug(name: str) -> str:
+    """``'NVIDIA GeForce RTX 4090 D'`` -> ``'rtx-4090-d'``: a card's name inside a machine class."""
+    bare = re.sub(r"\b(nvidia|geforce)\b", "", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", bare).strip("-")
+
 
 Tuner = Literal["lora", "full"]
 Quant = Literal["none", "nf4", "int8"]
@@ -143,6 +154,22 @@ class Machine:
     @property
     def accelerator(self) -> Literal["gpu", "cpu"]:
         return "gpu" if self.gpus else "cpu"
+
+    @property
+    def machine_class(self) -> str:
+        """``4xrtx-4090-24-nop2p-ram256``: what a project recipe is valid for; rendered bytes depend on nothing finer.
+
+        The number of cards a plan may use, card, GiB of the card to the nearest whole, the link between the
+        cards (left out for a single card) and host RAM. RAM is the largest power of two that it holds, 10 %
+        forgiven: a machine sold with 64 GiB reports 62. Different cards are joined with ``+``. Without a card
+        ``2xcpu-ram16``: ranks and RAM.
+        """
+        ram = f"ram{2 ** max(0, math.floor(math.log2(max(1.0, gib(self.host.ram_total_bytes) * 1.1))))}"
+        if not self.gpus:
+            return f"{self.processes}xcpu-{ram}"
+        cards = [f"{_slug(gpu.card or gpu.name)}-{round(gib(gpu.total_bytes))}" for gpu in self.gpus]
+        counted = "+".join(f"{cards.count(card)}x{card}" for card in sorted(set(cards)))
+        return "-".join((counted, *((self.links,) if self.links != "none" else ()), ram))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,8 +455,6 @@ class Plan:
     prediction: Prediction
     effective: Effective
     engine_args: Mapping[str, Sourced[str | tuple[str, ...]]]
-    deepspeed: Mapping[str, Any] | None
-    fsdp: Mapping[str, Any] | None
     env: Mapping[str, Sourced[str]]
     steps_per_epoch: int
     total_steps: int
@@ -440,6 +465,7 @@ class Plan:
     machine_class: str
     digest: str  # sha256 over what the run depends on
     because: str
+    strategy: Strategy | None = None  # the recipe it stands on; None when pinned by flags alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,270 @@
+"""Every legal combination recipe x knobs, and for each illegal one why."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from swift_autobatch import rules
+from swift_autobatch.errors import UsageError
+from swift_autobatch.records import Candidate, Dtype, Facts, Illegal, Request, Sourced, Strategy
+from swift_autobatch.strategies import find_strategy
+
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "none": ("none", "ddp"),
+    "deepspeed": ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"),
+    "fsdp": ("fsdp2", "fsdp2_offload"),
+    "megatron": ("megatron",),
+}
+_LENGTH_STEP = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What the search found: legal candidates, illegal ones with their rule, strategies that do not apply."""
+
+    legal: tuple[Candidate, ...]
+    illegal: tuple[Illegal, ...]
+    skipped: tuple[tuple[str, str], ...]  # (strategy, why not)
+
+
+def enumerate_space(
+    facts: Facts,
+    request: Request,
+    table: tuple[Strategy, ...],
+    pins: Mapping[str, Sourced[Any]],
+    max_length: int | None = None,
+) -> Space:
+    """Expands the strategy table on these facts.
+
+    Args:
+        pins: candidate fields that engine flags decide (:func:`pins.pinned_fields`).
+        max_length: the cut to plan for; None: no row is cut.
+
+    Raises:
+        UsageError: a forced strategy does not exist or cannot apply, or no rule allows the pinned combination.
+    """
+    chosen = [find_strategy(request.strategy.value, table)] if request.strategy.value else list(table)
+    forced = request.strategy.value is not None
+    legal: list[Candidate] = []
+    illegal: list[Illegal] = []
+    skipped: list[tuple[str, str]] = []
+    for strategy in chosen:
+        why_not = _does_not_apply(strategy, facts, pins, forced) or _pinned_otherwise(strategy, pins, request)
+        if why_not:
+            skipped.append((strategy.name, why_not))
+            continue
+        _expand(strategy, facts, request, pins, max_length, legal, illegal)
+    if not legal and not illegal and not forced:
+        # The pins name a combination that no recipe stands for: plan exactly that.
+        free = Strategy(
+            name="pinned",
+            summary="as pinned by flags",
+            when={},
+            use={},
+            search={"micro_batch": ("auto",), "gradient_checkpointing": (True, False)},
+            because="Every choice that a strategy makes was pinned.",
+            limits="",
+            example="",
+            path="",
+        )
+        if _pinned_otherwise(free, pins, request) is None:
+            _expand(free, facts, request, pins, max_length, legal, illegal)
+    if not legal:
+        raise _refusal(request, illegal, skipped, pins)
+    return Space(legal=tuple(legal), illegal=tuple(illegal), skipped=tuple(skipped))
+
+
+def length_for(facts: Facts, longest: int) -> int:
+    """The max_length that keeps a row of ``longest`` tokens: the next multiple of 256 within the model's limit.
+
+    Rows are padded to the longest of their batch, so an unused max_length costs nothing.
+    """
+    rounded = max(_LENGTH_STEP, ceil(longest / _LENGTH_STEP) * _LENGTH_STEP)
+    return min(rounded, facts.model.max_position) if facts.model.max_position else rounded
+
+
+def default_dtype(facts: Facts) -> Sourced[Dtype]:
+    """bf16 where every card has it natively, else fp16; on a CPU the checkpoint's own, fp16 becoming fp32."""
+    if facts.machine.gpus:
+        if all(gpu.bf16_native for gpu in facts.machine.gpus):
+            return Sourced(value="bfloat16", source="compute capability 8.0 or newer: native bf16")
+        old = next(gpu for gpu in facts.machine.gpus if not gpu.bf16_native)
+        capability = ".".join(map(str, old.compute_capability))
+        return Sourced(value="float16", source=f"compute capability {capability} has no native bf16")
+    if facts.model.dtype == "bfloat16":
+        return Sourced(value="bfloat16", source="checkpoint dtype, on CPU")
+    return Sourced(value="float32", source="CPU: fp16 does not train there")
+
+
+def _does_not_apply(strategy: Strategy, facts: Facts, pins: Mapping[str, Sourced[Any]], forced: bool) -> str | None:
+    """Why a strategy's ``when`` excludes it. A forced one may be rehearsed on a CPU and on short rows."""
+    when, machine = strategy.when, facts.machine
+    tuner = pins["tuner"].value if "tuner" in pins else "lora"
+    if "tuner" in when and tuner not in when["tuner"]:
+        return f"it is for --tuner_type {' or '.join(when['tuner'])}, not {tuner}"
+    devices = when.get("devices", {})
+    if machine.processes < devices.get("min", 1):
+        return f"it needs {devices['min']} devices, there is {machine.processes}"
+    if machine.processes > devices.get("max", machine.processes):
+        return f"it is for {devices['max']} device, there are {machine.processes}"
+    if forced:
+        return None
+    if "accelerator" in when and when["accelerator"] != machine.accelerator:
+        return f"it needs a {when['accelerator'].upper()}"
+    if when.get("on_request"):
+        return f"only on request: --strategy {strategy.name}"
+    tokens = when.get("tokens", {})
+    if facts.data.max_tokens < tokens.get("min", 0):
+        return f"the longest row has {facts.data.max_tokens} tokens, it is for {tokens['min']} or more"
+    if facts.data.max_tokens > tokens.get("max", facts.data.max_tokens):
+        return f"the longest row has {facts.data.max_tokens} tokens, it is for at most {tokens['max']}"
+    return None
+
+
+def _pinned_otherwise(strategy: Strategy, pins: Mapping[str, Sourced[Any]], request: Request) -> str | None:
+    """Why the user's pins exclude this strategy."""
+    for name, value in strategy.use.items():
+        if name in pins and pins[name].value != value:
+            return f"{name} {value} is not what {pins[name].source} pins ({pins[name].value})"
+    for name, values in strategy.search.items():
+        if name in pins and name in ("parallel", "quant", "sp", "tp") and pins[name].value not in values:
+            return f"{name} {pins[name].value}, pinned by {pins[name].source}, is not in its range"
+    method = request.parallel_method.value
+    if method != "auto":
+        allowed = METHODS[method]
+        options = _options(strategy, "parallel", pins) or ("none",)
+        if not set(options) & set(allowed):
+            return f"--parallel-method {method} excludes it"
+    return None
+
+
+def _options(strategy: Strategy, knob: str, pins: Mapping[str, Sourced[Any]]) -> tuple[Any, ...]:
+    if knob in pins:
+        return (pins[knob].value,)
+    if knob in strategy.use:
+        return (strategy.use[knob],)
+    return strategy.search.get(knob, ())
+
+
+def _expand(
+    strategy: Strategy,
+    facts: Facts,
+    request: Request,
+    pins: Mapping[str, Sourced[Any]],
+    max_length: int | None,
+    legal: list[Candidate],
+    illegal: list[Illegal],
+) -> None:
+    for candidate in _candidates(strategy, facts, request, pins, max_length):
+        broken = rules.check(candidate, facts)
+        if broken is None:
+            legal.append(candidate)
+        else:
+            illegal.append(broken)
+
+
+def _candidates(
+    strategy: Strategy, facts: Facts, request: Request, pins: Mapping[str, Sourced[Any]], max_length: int | None
+) -> Iterator[Candidate]:
+    base = _base(facts, pins, max_length)
+    knobs = [name for name in strategy.search if name != "micro_batch" and name not in pins]
+    allowed = METHODS.get(request.parallel_method.value)
+    for values in itertools.product(*(strategy.search[name] for name in knobs)):
+        fields = {**base, **strategy.use, **dict(zip(knobs, values, strict=True)), **_values(pins)}
+        if "parallel" not in fields:
+            fields["parallel"] = "ddp" if facts.machine.processes > 1 else "none"
+        if allowed and fields["parallel"] not in allowed:
+            continue
+        ranks = facts.machine.processes // (fields.get("sp", 1) * fields.get("tp", 1))
+        yield from _batches(strategy, fields, max(1, ranks), request, facts)
+
+
+def _batches(
+    strategy: Strategy, fields: dict[str, Any], ranks: int, request: Request, facts: Facts
+) -> Iterator[Candidate]:
+    """One candidate per micro batch, with the least accumulation that reaches the target batch."""
+    target = request.global_batch.value
+    if "micro_batch" in fields:
+        sizes: tuple[int, ...] = (fields.pop("micro_batch"),)
+    else:
+        sizes = _micro_batches(strategy, target, ranks, facts)
+    accumulation = fields.pop("accumulation", None)
+    for size in sizes:
+        steps = accumulation or max(1, ceil(target / (size * ranks)))
+        yield Candidate(strategy=strategy.name, micro_batch=size, accumulation=steps, **fields)
+
+
+def _micro_batches(strategy: Strategy, target: int, ranks: int, facts: Facts) -> tuple[int, ...]:
+    wanted = strategy.search.get("micro_batch", ("auto",))
+    if wanted != ("auto",):
+        return tuple(int(size) for size in wanted)
+    limit = max(1, min(ceil(target / ranks), ceil(max(1, facts.data.kept) / ranks)))
+    sizes = {2**power for power in range(limit.bit_length()) if 2**power <= limit}
+    return tuple(sorted(sizes | ({limit} if target % (limit * ranks) == 0 else set())))
+
+
+def _base(facts: Facts, pins: Mapping[str, Sourced[Any]], max_length: int | None) -> dict[str, Any]:
+    longest = facts.data.max_tokens
+    limit = pins["max_length"].value if "max_length" in pins else max_length or length_for(facts, longest)
+    return {
+        "device": facts.machine.accelerator,
+        "world": facts.machine.processes,
+        "tuner": "lora",
+        "quant": "none",
+        "attn_impl": None,
+        "torch_dtype": default_dtype(facts).value,
+        "max_length": limit,
+        "max_tokens": max(1, min(limit, _longest_kept(facts, limit))),
+        "gradient_checkpointing": True,
+    }
+
+
+def _longest_kept(facts: Facts, limit: int) -> int:
+    """The longest row that trains: the engine deletes longer ones."""
+    return max((length for length in facts.data.lengths if length <= limit), default=limit)
+
+
+def _values(pins: Mapping[str, Sourced[Any]]) -> dict[str, Any]:
+    return {name: pin.value for name, pin in pins.items() if name != "max_length"}
+
+
+def _refusal(
+    request: Request,
+    illegal: list[Illegal],
+    skipped: list[tuple[str, str]],
+    pins: Mapping[str, Sourced[Any]],
+) -> UsageError:
+    """No legal candidate: name the rule that the most promising one breaks, else why nothing applies."""
+    if illegal:
+        first = illegal[0]
+        sources = sorted({pin.source for pin in pins.values() if pin.source.startswith("flag ")})
+        return UsageError(
+            f"no legal plan: {first.why} (rule {first.rule})",
+            where=", ".join(source.removeprefix("flag ") for source in sources) or "--strategy",
+            figures=tuple(f"{name}: {why}" for name, why in skipped[:6]),
+            hints=(first.fix,),
+        )
+    if request.strategy.value:
+        name, why = skipped[0]
+        return UsageError(
+            f"strategy {name} cannot be used here: {why}",
+            where="--strategy",
+            hints=("drop --strategy to let the planner choose", "'autoswift recipes ls' says for whom each one is"),
+        )
+    if request.parallel_method.value == "megatron":
+        return UsageError(
+            "megatron sft is not rendered by this version",
+            where="--parallel-method",
+            hints=("--parallel-method deepspeed", "--parallel-method fsdp"),
+        )
+    return UsageError(
+        f"no strategy allows --parallel-method {request.parallel_method.value} with these flags on "
+        f"{'one device' if len(skipped) else 'this machine'}",
+        where="--parallel-method",
+        figures=tuple(f"{name}: {why}" for name, why in skipped[:6]),
+        hints=("--parallel-method auto",),
+    )

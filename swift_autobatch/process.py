@@ -1,0 +1,281 @@
+"""The only place that starts children.
+
+A child gets a session of its own, its output goes to a log file and line by line to the caller, a signal to
+us stops it and all its descendants, and a guardian (``guardian.py``) does the same if we are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import RawIOBase
+from pathlib import Path
+from types import FrameType
+
+from swift_autobatch import guardian
+from swift_autobatch.errors import Interrupted, MachineError
+
+GRACE_S = 5.0
+_POLL_S = 0.2
+_DRAIN_S = 2.0  # how long output is still read after the child ended while a descendant holds the pipe
+_LINE_LIMIT = 1 << 20
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildResult:
+    """How a child ended. ``exit_code`` is negative when a signal killed it (as ``subprocess`` has it)."""
+
+    exit_code: int
+    signal: int | None  # the signal that ended it, also when a wrapper passed it on as an exit code
+    timed_out: bool
+    seconds: float
+    log_error: str | None = None  # why the log is incomplete; None: it is whole
+
+
+def signal_of(exit_code: int) -> int | None:
+    """The signal behind an exit code: -9, 137 (a shell) and 247 (``sys.exit(-9)``: ``swift``) all mean SIGKILL."""
+    for number in (-exit_code, exit_code - 128, 256 - exit_code):
+        if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGINT):
+            return int(number)
+    return -exit_code if exit_code < 0 else None
+
+
+def free_port() -> int:
+    """A TCP port that nobody on this machine listens on now (another job may still take it before the engine does)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def engine_command(interpreter: str) -> tuple[str, ...]:
+    """How to start ``swift``: the console script beside the interpreter, else the module."""
+    script = Path(interpreter).parent / "swift"
+    if script.is_file() and os.access(script, os.X_OK):
+        return (str(script),)
+    return (interpreter, "-m", "swift.cli.main")
+
+
+def run_child(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    log: Path,
+    on_line: Callable[[str], object] = lambda line: None,
+    timeout_s: float | None = None,
+    idle_s: float | None = None,
+    grace_s: float = GRACE_S,
+) -> ChildResult:
+    """Runs a command to its end and leaves no process of it alive, whatever happens.
+
+    Args:
+        argv: program and arguments.
+        env: the child's whole environment; a job marker is added to it.
+        cwd: working folder of the child.
+        log: file that receives stdout and stderr, merged, as they come; appended to.
+        on_line: called with each line without its end; a carriage return ends a line too (progress bars).
+        timeout_s: wall-clock seconds after which everything is stopped; None: no limit.
+        idle_s: seconds without any output after which everything is stopped; None: no limit.
+        grace_s: seconds between SIGTERM and SIGKILL.
+
+    Raises:
+        MachineError: the program or the log cannot be opened.
+        Interrupted: a signal (SIGINT, SIGTERM, SIGHUP) reached us; the job has been stopped.
+    """
+    job = uuid.uuid4().hex
+    with _log_file(log) as sink, _catch_signals() as caught, _guarded(job, grace_s), _stopped(job, grace_s):
+        child = _start(argv, {**env, guardian.JOB_VARIABLE: job}, cwd)
+        result = _follow(child, _Sink(sink, log, on_line), caught, timeout_s, idle_s, job, grace_s)
+    if caught:
+        raise Interrupted(caught[0], where=str(log))
+    return result
+
+
+@contextlib.contextmanager
+def _log_file(path: Path) -> Iterator[RawIOBase]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sink = path.open("ab", buffering=0)
+    except OSError as error:
+        raise MachineError(
+            f"the log file cannot be written: {error.strerror}",
+            where=str(path),
+            hints=("choose another folder with --output_dir",),
+        ) from None
+    with sink:
+        yield sink
+
+
+@contextlib.contextmanager
+def _catch_signals() -> Iterator[list[int]]:
+    """Collects signals instead of dying from them. Outside the main thread Python allows no handlers: no change."""
+    caught: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+
+    before = {}
+    try:
+        for number in _SIGNALS:
+            before[number] = signal.signal(number, remember)
+    except ValueError:
+        before = {}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _guarded(job: str, grace_s: float) -> Iterator[None]:
+    """A guardian for the time of the block. Only we hold the pipe's write end: file descriptors are not inherited."""
+    read_fd, write_fd = os.pipe()
+    env = {key: value for key, value in os.environ.items() if key != guardian.JOB_VARIABLE}
+    with subprocess.Popen(
+        # -I: our own folder must not come before the standard library (it holds a trace.py); -S: no need of packages
+        (
+            sys.executable,
+            "-I",
+            *(("-S",) if sys.platform == "linux" else ()),
+            guardian.__file__,
+            str(read_fd),
+            job,
+            str(grace_s),
+        ),
+        pass_fds=(read_fd,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=env,
+    ):
+        os.close(read_fd)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.write(write_fd, b"\n")
+            os.close(write_fd)
+
+
+@contextlib.contextmanager
+def _stopped(job: str, grace_s: float) -> Iterator[None]:
+    """At the end of the block nothing of the job is alive, be it orphaned workers or a child we failed to follow."""
+    try:
+        yield
+    finally:
+        if guardian.members(job):
+            guardian.stop(job, grace_s)
+
+
+def _start(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            tuple(argv),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise MachineError(
+            f"cannot start {argv[0]}: {error.strerror}",
+            hints=("install the engine into this interpreter's environment: pip install 'ms-swift>=4.6,<4.7'",),
+        ) from None
+
+
+@dataclass(slots=True)
+class _Sink:
+    """The log and the lines; a log that cannot be written any more is said once and never stops the child."""
+
+    file: RawIOBase
+    path: Path
+    on_line: Callable[[str], object]
+    error: str | None = None
+    rest: bytearray = field(default_factory=bytearray)
+
+    def feed(self, data: bytes) -> None:
+        if self.error is None:
+            try:
+                self.file.write(data)
+            except OSError as error:
+                self.error = f"{error.strerror} ({self.path})"
+        *lines, rest = (bytes(self.rest) + data).replace(b"\r", b"\n").split(b"\n")
+        self.rest = bytearray(rest[-_LINE_LIMIT:])
+        for line in lines:
+            self._emit(line)
+
+    def close(self) -> None:
+        self._emit(bytes(self.rest))
+        self.rest.clear()
+
+    def _emit(self, line: bytes) -> None:
+        if line.strip():
+            self.on_line(line.decode("utf-8", errors="replace"))
+
+
+def _follow(
+    child: subprocess.Popen[bytes],
+    sink: _Sink,
+    caught: Sequence[int],
+    timeout_s: float | None,
+    idle_s: float | None,
+    job: str,
+    grace_s: float,
+) -> ChildResult:
+    """Reads until the output ends, the child is gone, the time is up or a signal came."""
+    began = heard = time.monotonic()
+    ended: float | None = None
+    timed_out = False
+    assert child.stdout is not None  # we asked for a pipe
+    with child.stdout, selectors.DefaultSelector() as selector:
+        os.set_blocking(child.stdout.fileno(), False)
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            ready = bool(selector.select(_POLL_S))
+            data = child.stdout.read(1 << 16) if ready else None
+            now = time.monotonic()
+            if data:
+                sink.feed(data)
+                heard = now
+            elif ready and data == b"":
+                break
+            if child.poll() is not None:
+                ended = ended or now
+                if now - ended > _DRAIN_S:
+                    break
+            late = timeout_s is not None and now - began > timeout_s
+            silent = idle_s is not None and now - heard > idle_s
+            if ended is None and not timed_out and (late or silent or caught):
+                timed_out = not caught
+                guardian.stop(job, grace_s)
+        sink.close()
+    exit_code = child.wait(timeout=grace_s) if timed_out or caught else child.wait()
+    return ChildResult(
+        exit_code=exit_code,
+        signal=signal_of(exit_code),
+        timed_out=timed_out,
+        seconds=time.monotonic() - began,
+        log_error=sink.error,
+    )
+
+
+def disk_free_bytes(folder: Path) -> int:
+    """Bytes an ordinary user may still write where ``folder`` (or its nearest existing parent) lies."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
