@@ -191,19 +191,34 @@ def _house(candidate: Candidate) -> dict[str, Sourced[Value]]:
     return args
 
 
+# Rendered from the place where the job runs, never taken from a recipe.
+_PLACES = frozenset({"model", "dataset", "output_dir", "external_plugins", "callbacks"})
+
+
+def _from_recipe(decided: Mapping[str, Sourced[Value]], request: Request) -> dict[str, Sourced[Value]]:
+    """What the project recipe decided, where it holds on this machine: all of it but paths."""
+    recipe = request.decided
+    if recipe is None:
+        return {}
+    source = f"recipe {recipe.path}"
+    return {
+        flag: Sourced(value=value, source=source)
+        for flag, value in recipe.arguments.items()
+        if flag not in _PLACES and (flag not in decided or decided[flag].value != value)
+    }
+
+
 _APPENDED = ("external_plugins", "callbacks")  # a user's entries join ours
 
 
 def _with_pins(decided: dict[str, Sourced[Value]], request: Request, root: str, home: str) -> dict[str, Sourced[Value]]:
     """Lays the user's flags over ours: same place in the order where we had the flag, else at the end."""
-    merged = dict(decided)
+    merged = {**decided, **_from_recipe(decided, request)}
     for flag, pin in request.pins.items():
         if flag in _APPENDED:
             extra = pin.value if isinstance(pin.value, tuple) else (pin.value,)
             ours = decided[flag].value
             merged[flag] = Sourced(value=(*ours, *extra), source=f"telemetry, {pin.source}")
-        elif flag == "lr_base":
-            continue
         else:
             merged[flag] = pin
     if "warmup_steps" in request.pins and "warmup_ratio" not in request.pins:
@@ -224,7 +239,8 @@ def environment(candidate: Candidate, facts: Facts) -> Mapping[str, Sourced[str]
     }
     if candidate.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = Sourced(value="", source="CPU run")
-        env["ACCELERATE_USE_CPU"] = Sourced(value="true", source="CPU run")
+        if not candidate.uses_deepspeed:  # accelerate would drop DeepSpeed for plain DDP (accelerate/state.py:915)
+            env["ACCELERATE_USE_CPU"] = Sourced(value="true", source="CPU run")
         env["DS_ACCELERATOR"] = Sourced(value="cpu", source="CPU run")
         return MappingProxyType(env)
     devices = ",".join(str(index) for index in range(candidate.world))

@@ -12,6 +12,7 @@ from swift_autobatch import rules
 from swift_autobatch.errors import UsageError
 from swift_autobatch.records import Candidate, Dtype, Facts, Illegal, Request, Sourced, Strategy
 from swift_autobatch.strategies import find_strategy
+from swift_autobatch.tables import near
 
 METHODS: Mapping[str, tuple[str, ...]] = {
     "none": ("none", "ddp"),
@@ -76,6 +77,37 @@ def enumerate_space(
     if not legal:
         raise _refusal(request, illegal, skipped, pins)
     return Space(legal=tuple(legal), illegal=tuple(illegal), skipped=tuple(skipped))
+
+
+def decided_space(facts: Facts, request: Request, pins: Mapping[str, Sourced[Any]]) -> Space:
+    """The one candidate that the project recipe decided, checked against the rules on these facts.
+
+    Raises:
+        UsageError: it is not legal here, or the recipe names a field that no candidate has.
+    """
+    recipe = request.decided
+    assert recipe is not None
+    assert recipe.candidate is not None
+    fields = {**_base(facts, pins, recipe.candidate.get("max_length")), **recipe.candidate}
+    fields["max_tokens"] = _longest_kept(facts, fields["max_length"])
+    try:
+        candidate = Candidate(**fields)
+    except TypeError as error:
+        known = list(Candidate.__dataclass_fields__)
+        unknown = next((name for name in recipe.candidate if name not in known), "")
+        raise UsageError(
+            f"unknown key {unknown!r} in planned.candidate",
+            where=recipe.path,
+            hints=tuple(f"did you mean {name!r}?" for name in near(unknown, known, 1)),
+        ) from error
+    broken = rules.check(candidate, facts)
+    if broken is not None:
+        raise UsageError(
+            f"the recipe's plan is not legal here: {broken.why} (rule {broken.rule})",
+            where=recipe.path,
+            hints=(broken.fix,),
+        )
+    return Space(legal=(candidate,), illegal=(), skipped=())
 
 
 def length_for(facts: Facts, longest: int) -> int:

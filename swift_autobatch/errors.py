@@ -80,8 +80,16 @@ class TrainingError(AutoswiftError):
 
     exit_code = 6
 
-    def __init__(self, what: str, *, child_exit: int, where: str = "", hints: tuple[str, ...] = ()) -> None:
-        super().__init__(what, where=where, figures=(f"engine exit code {child_exit}",), hints=hints)
+    def __init__(
+        self,
+        what: str,
+        *,
+        child_exit: int,
+        where: str = "",
+        figures: tuple[str, ...] = (),
+        hints: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(what, where=where, figures=(f"engine exit code {child_exit}", *figures), hints=hints)
         self.child_exit = child_exit
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_autobatch import arguments, schedule, shortfall
-from swift_autobatch.candidates import Space, enumerate_space, length_for
+from swift_autobatch.candidates import Space, decided_space, enumerate_space, length_for
 from swift_autobatch.effective import effective
 from swift_autobatch.pins import pinned_fields
 from swift_autobatch.predict import predict
@@ -82,6 +82,9 @@ def _search(
     request: Request, facts: Facts, table: tuple[Strategy, ...], pins: Mapping[str, Sourced[Any]]
 ) -> tuple[Space, list[Scored]]:
     """Costs every legal candidate; where no row length fits whole, tries shorter cuts, longest first."""
+    if request.decided is not None:
+        space = decided_space(facts, request, pins)
+        return space, [(candidate, predict(facts, candidate)) for candidate in space.legal]
     space, scored = _cost(request, facts, table, pins, None)
     if any(prediction.fits for _, prediction in scored) or "max_length" in pins:
         return space, scored

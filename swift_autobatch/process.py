@@ -94,7 +94,7 @@ def run_child(
         Interrupted: a signal (SIGINT, SIGTERM, SIGHUP) reached us; the job has been stopped.
     """
     job = uuid.uuid4().hex
-    with _log_file(log) as sink, _catch_signals() as caught, _guarded(job, grace_s), _stopped(job, grace_s):
+    with _log_file(log) as sink, _catch_signals() as caught, _guarded(job, grace_s, env), _stopped(job, grace_s):
         child = _start(argv, {**env, guardian.JOB_VARIABLE: job}, cwd)
         result = _follow(child, _Sink(sink, log, on_line), caught, timeout_s, idle_s, job, grace_s)
     if caught:
@@ -139,10 +139,10 @@ def _catch_signals() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def _guarded(job: str, grace_s: float) -> Iterator[None]:
+def _guarded(job: str, grace_s: float, env: Mapping[str, str]) -> Iterator[None]:
     """A guardian for the time of the block. Only we hold the pipe's write end: file descriptors are not inherited."""
     read_fd, write_fd = os.pipe()
-    env = {key: value for key, value in os.environ.items() if key != guardian.JOB_VARIABLE}
+    unmarked = {key: value for key, value in env.items() if key != guardian.JOB_VARIABLE}  # else it would end itself
     with subprocess.Popen(
         # -I: our own folder must not come before the standard library (it holds a trace.py); -S: no need of packages
         (
@@ -159,7 +159,7 @@ def _guarded(job: str, grace_s: float) -> Iterator[None]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        env=env,
+        env=unmarked,
     ):
         os.close(read_fd)
         try:

@@ -62,13 +62,30 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A project recipe, as read. ``flags`` are the engine flags that the project pins, in the engine's spelling;
+    ``candidate`` and ``arguments`` are what was decided for ``machine_class``."""
+
+    path: str
+    name: str
+    request: Mapping[str, Any]  # model, dataset, strategy, parallel_method, global_batch, lr_scaling, lr_base, nproc
+    flags: Mapping[str, str | tuple[str, ...]]
+    machine_class: str | None
+    candidate: Mapping[str, Any] | None  # None in a recipe that was never planned
+    arguments: Mapping[str, str | tuple[str, ...]]
+    digest: str | None
+    predicted: Mapping[str, Any]
+    measured: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What the user wants, each value with where it came from.
 
     ``pins`` holds engine flags by their ms-swift name, without the leading dashes, in the engine's own
     spelling of values (strings; a tuple for a flag with several values). A pinned flag is never changed.
-    ``defaults`` are softer: what autoswift itself proposes for engine flags (the embedded demonstration's
-    learning rate), overridden by strategy recipes, project recipes, AUTOSWIFT_* and flags.
+    ``recipe`` is the project recipe behind some of the values; ``decided`` is its decision, set by the spine
+    when it holds on this machine: then nothing is searched.
     """
 
     model: Sourced[str | None]  # id or local folder; None: the default for this machine
@@ -84,6 +101,9 @@ class Request:
     hardware_file: Sourced[str | None]  # --hardware machine.json
     output_dir: Sourced[str | None]
     gate_timeout_s: Sourced[float]
+    recipe: Recipe | None = None
+    decided: Recipe | None = None
+    locked: bool = False  # stop when the recipe does not hold here, instead of planning again
     skip_dry_run: bool = False
     ask: bool = True  # after training on self-cognition rows, ask the model who it is
     force: bool = False

@@ -220,6 +220,36 @@ def dialect(name: str = DIALECT) -> Dialect:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineModels:
+    """How one engine version tells a model's type and chat template; all keys as the engine spells them.
+
+    ``ids`` is keyed by the lower-case last path component of a registered id; ``architectures`` holds the
+    candidate types of ``architectures[0]`` (one is taken, several are refused); ``templates`` the type's own
+    template (None: it depends on the id) and ``candidates`` all its templates.
+    """
+
+    ids: Mapping[str, tuple[str, str | None]]
+    architectures: Mapping[str, tuple[str, ...]]
+    templates: Mapping[str, str | None]
+    candidates: Mapping[str, tuple[str, ...]]
+    multimodal: frozenset[str]
+
+
+@cache
+def engine_models(name: str = DIALECT) -> EngineModels:
+    """Loads data/dialects/<name>.models.json, written by scripts/make_model_types.py from the installed engine."""
+    raw = json.loads((DATA / "dialects" / f"{name}.models.json").read_text(encoding="utf-8"))
+    types = raw["types"]
+    return EngineModels(
+        ids=MappingProxyType({key: (value[0], value[1]) for key, value in raw["ids"].items()}),
+        architectures=MappingProxyType({key: tuple(value) for key, value in raw["architectures"].items()}),
+        templates=MappingProxyType({key: value["template"] for key, value in types.items()}),
+        candidates=MappingProxyType({key: tuple(value["templates"]) for key, value in types.items()}),
+        multimodal=frozenset(key for key, value in types.items() if value["multimodal"]),
+    )
+
+
 # ---------------------------------------------------------------------------------------------- coefficients
 
 

@@ -25,3 +25,26 @@ def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files, then review the diff")
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class Golden:
+    """Compares text with a file under tests/golden/; ``--update-golden`` writes it instead."""
+
+    def __init__(self, update: bool) -> None:
+        self._update = update
+
+    def check(self, name: str, text: str) -> None:
+        path = GOLDEN / name
+        if self._update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no golden file {path}: run pytest --update-golden and review it"
+        assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return Golden(update=request.config.getoption("--update-golden"))

@@ -13,8 +13,10 @@ from swift_autobatch import arguments
 from swift_autobatch.errors import MachineError, UsageError
 from swift_autobatch.records import Artefacts, Plan
 from swift_autobatch.render.engine_config import deepspeed_config, fsdp_config
-from swift_autobatch.render.plan_json import plan_json
+from swift_autobatch.render.plan_json import facts_json, plan_json
 from swift_autobatch.render.script import script
+
+__all__ = ["facts_json", "flatten", "plan_json", "render", "resolve", "to_json", "write", "write_file"]
 
 _INSIDE = Path(__file__).parent.parent / "inside"
 

@@ -1,0 +1,281 @@
+"""The spine: the only functions that call the stages in order. Notebooks use the same ones as the command line.
+
+request -> facts -> plan -> artefacts -> gate -> run -> receipt
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from swift_autobatch import ask, gate, receipt, render, run
+from swift_autobatch.errors import GateError, MachineError
+from swift_autobatch.facts import embedded
+from swift_autobatch.facts.cards import assumed_machine
+from swift_autobatch.facts.dataset import read_dataset
+from swift_autobatch.facts.hardware import read_machine
+from swift_autobatch.facts.machine_file import dump_machine, load_machine
+from swift_autobatch.facts.model import read_model
+from swift_autobatch.facts.software import read_software
+from swift_autobatch.plan import make_plan
+from swift_autobatch.progress import Progress, Silent
+from swift_autobatch.records import (
+    Artefacts,
+    Environment,
+    Facts,
+    Machine,
+    Plan,
+    Request,
+    Run,
+    Sourced,
+    Strategy,
+    Verdict,
+)
+from swift_autobatch.strategies import load_strategies
+from swift_autobatch.units import show_count, show_gib, show_seconds
+
+DEFAULT_MODEL = "Qwen/Qwen2.5-7B-Instruct"  # with an accelerator and no --model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOutcome:
+    """What ``dry-run`` found and where it is kept."""
+
+    plan: Plan
+    verdict: Verdict
+    folder: Path
+    receipt: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftOutcome:
+    """A finished job. ``verdict`` is None when the dry run was skipped on request."""
+
+    plan: Plan
+    verdict: Verdict | None
+    run: Run
+    folder: Path
+    receipt: Mapping[str, Any]
+
+
+def strategies(env: Environment) -> tuple[Strategy, ...]:
+    """The strategy table: shipped recipes and those of the project's autoswift/recipes/."""
+    return load_strategies(Path(env.cwd))
+
+
+def machine(request: Request, env: Environment) -> Machine:
+    """The machine to plan for: this one, a hardware file, or cards from the catalogue (all assumed)."""
+    if request.hardware_file.value:
+        return load_machine(Path(env.cwd) / request.hardware_file.value)
+    software = read_software(env)
+    if request.gpus.value:
+        return assumed_machine(request.gpus.value, software)
+    return read_machine(env, software, request.nproc.value)
+
+
+def machine_json(found: Machine) -> dict[str, Any]:
+    """A machine as ``autoswift.machine/1``; ``--hardware FILE`` reads it back."""
+    return dump_machine(found)
+
+
+def plan_json(decided: Plan) -> dict[str, Any]:
+    """A plan as ``autoswift.plan/1``."""
+    return render.plan_json(decided)
+
+
+def plan(request: Request, env: Environment, progress: Progress | None = None) -> Plan:
+    """Reads the facts and chooses; nothing is written and nothing is started.
+
+    Raises:
+        UsageError, NothingFitsError, InputError, MachineError: see errors.py.
+    """
+    asked, facts = _facts(request, env, progress or Silent())
+    return make_plan(asked, facts, strategies(env), env.cwd, env.home)
+
+
+def render_files(request: Request, env: Environment, folder: Path, *, force: bool = False) -> tuple[Path, ...]:
+    """Plans and writes the files of the run into ``folder/autoswift``; starts nothing."""
+    decided = plan(request, env)
+    return render.write(_files(decided), folder / "autoswift", force=force)
+
+
+def dry_run(request: Request, env: Environment, progress: Progress | None = None) -> GateOutcome:
+    """The gate alone: the real command on the costliest rows, for two optimizer steps."""
+    progress = progress or Silent()
+    decided = _plan_here(request, env, progress)
+    folder, artefacts = _prepare(decided, request, env)
+    verdict = _gate(decided, artefacts, folder, request, env, progress)
+    kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None)
+    return GateOutcome(plan=decided, verdict=verdict, folder=folder, receipt=kept)
+
+
+def sft(request: Request, env: Environment, progress: Progress | None = None) -> SftOutcome:
+    """The whole road. After a refusal by the gate nothing is launched.
+
+    Raises:
+        GateError: the dry run failed or could not decide.
+        TrainingError: the engine failed after the gate passed.
+    """
+    progress = progress or Silent()
+    decided = _plan_here(request, env, progress)
+    folder, artefacts = _prepare(decided, request, env)
+    verdict = None
+    if not request.skip_dry_run:
+        verdict = _gate(decided, artefacts, folder, request, env, progress)
+        if verdict.verdict != "pass":
+            receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None)
+            raise gate_error(verdict)
+    progress.stage(f"training: {decided.total_steps} steps, predicted {show_seconds(_predicted_s(decided))}")
+    try:
+        done = run.run_training(decided, artefacts, root=Path(env.cwd), run=folder, env=env, progress=progress)
+    except Exception as error:
+        receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None, failure=error)
+        raise
+    if request.ask and decided.facts.data.questions and done.checkpoint:
+        progress.stage("asking the trained model who it is")
+        answers = ask.ask(done, decided, decided.facts.data.questions, env, progress=progress)
+        done = replace(done, answers=answers)
+    kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=done)
+    return SftOutcome(plan=decided, verdict=verdict, run=done, folder=folder, receipt=kept)
+
+
+def gate_error(verdict: Verdict) -> GateError:
+    """The error that a refusal becomes."""
+    word = "refused this plan" if verdict.verdict == "fail" else "could not decide"
+    return GateError(
+        f"the dry run {word}: {verdict.reason.text}",
+        where=verdict.folder,
+        figures=(f"reason {verdict.reason.code}", f"took {show_seconds(verdict.seconds)}"),
+        hints=verdict.reason.hints,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- the stages
+
+
+def _facts(request: Request, env: Environment, progress: Progress) -> tuple[Request, Facts]:
+    found = machine(request, env)
+    asked = _defaults(request, found, env, progress)
+    model = read_model(str(asked.model.value), env)
+    if asked is not request and not request.model.value and not found.gpus:
+        model = replace(model, embedded=True)
+    system = asked.pins.get("system")
+    data = read_dataset(
+        asked.datasets.value,
+        model,
+        env,
+        system=system.value if system and isinstance(system.value, str) else None,
+        progress=progress,
+    )
+    return asked, Facts(machine=found, model=model, data=data)
+
+
+def _defaults(request: Request, found: Machine, env: Environment, progress: Progress) -> Request:
+    """Fills in the model and the data set; the embedded demonstration where there is no accelerator."""
+    asked = request
+    if not request.datasets.value:
+        asked = replace(
+            asked, datasets=Sourced(value=(str(embedded.default_dataset()),), source="embedded default: no --dataset")
+        )
+    if request.model.value:
+        return asked
+    if found.gpus:
+        return replace(asked, model=Sourced(value=DEFAULT_MODEL, source="default: no --model"))
+    folder = embedded.ensure_model(env)
+    progress.stage(
+        "no accelerator and no --model: a demonstration with a small random model, really trained on this CPU;\n"
+        f"with a GPU the same command trains {DEFAULT_MODEL} (try: autoswift plan --gpus 1x4090)"
+    )
+    defaults = {
+        flag: Sourced(value=value, source=f"embedded demonstration: {why}")
+        for flag, (value, why) in embedded.DEFAULTS.items()
+    }
+    return replace(
+        asked,
+        model=Sourced(value=str(folder), source="embedded demonstration: no accelerator and no --model"),
+        pins={**defaults, **request.pins},
+    )
+
+
+def _plan_here(request: Request, env: Environment, progress: Progress) -> Plan:
+    """Plans for this machine; a machine that is not here can be planned for, never run on."""
+    flag = "--gpus" if request.gpus.value else "--hardware" if request.hardware_file.value else None
+    if flag:
+        raise MachineError(
+            f"{flag} plans for another machine; nothing can run on it from here",
+            where=flag,
+            hints=(f"'autoswift plan' and 'autoswift render' take {flag}", f"drop {flag} to run on this machine"),
+        )
+    decided = plan(request, env, progress)
+    _needs_engine(decided)
+    progress.stage(_headline(decided))
+    return decided
+
+
+def _needs_engine(decided: Plan) -> None:
+    if decided.facts.machine.software.versions.get("ms-swift") is None:
+        raise MachineError(
+            "ms-swift is not installed beside autoswift",
+            where="the Python that runs autoswift",
+            hints=("pip install 'ms-swift>=4.6,<4.7'", "'make setup' in a checkout installs known-good versions"),
+        )
+
+
+def _headline(decided: Plan) -> str:
+    candidate, prediction = decided.candidate, decided.prediction
+    model = decided.facts.model
+    return (
+        f"plan: {model.id} ({show_count(model.params_total)} parameters), {candidate.tuner}, "
+        f"{candidate.strategy}, batch {candidate.micro_batch} x {candidate.dp} x {candidate.accumulation}, "
+        f"max_length {candidate.max_length}; predicted {show_gib(prediction.driver_bytes)} a device"
+    )
+
+
+def _prepare(decided: Plan, request: Request, env: Environment) -> tuple[Path, Artefacts]:
+    """Makes the run folder ``<output_dir>/<time>-<plan8>/`` and writes the files that belong to the job."""
+    name = Path(decided.facts.model.path or decided.facts.model.id).name
+    base = Path(env.cwd) / (request.output_dir.value or f"output/{name}")
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{decided.digest[:8]}"
+    folder = base / stem
+    for count in range(2, 100):
+        if not folder.exists():
+            break
+        folder = base / f"{stem}-{count}"
+    render.write(_files(decided), folder / "autoswift")
+    return folder, render.render(decided)
+
+
+def _files(decided: Plan) -> Mapping[str, str]:
+    data = {"schema": "autoswift.data/1", **render.facts_json(decided.facts)["data"]}
+    return {
+        **render.render(decided).files,
+        "machine.json": render.to_json(machine_json(decided.facts.machine)),
+        "data.json": render.to_json(json.loads(json.dumps(data))),
+    }
+
+
+def _gate(
+    decided: Plan, artefacts: Artefacts, folder: Path, request: Request, env: Environment, progress: Progress
+) -> Verdict:
+    rows = decided.facts.data.costliest[:1]
+    longest = f", the longest has {rows[0].tokens} tokens ({Path(rows[0].file).name}:{rows[0].line})" if rows else ""
+    progress.stage(f"dry run: the real command on the costliest rows{longest}")
+    verdict = gate.run_gate(
+        decided,
+        artefacts,
+        root=Path(env.cwd),
+        run=folder,
+        env=env,
+        timeout_s=request.gate_timeout_s.value,
+        progress=progress,
+    )
+    progress.stage(f"dry run: {verdict.verdict}: {verdict.reason.text} ({show_seconds(verdict.seconds)})")
+    return verdict
+
+
+def _predicted_s(decided: Plan) -> float:
+    return decided.prediction.step_s * decided.total_steps

@@ -1,0 +1,40 @@
+"""``autoswift dry-run``: the gate alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from swift_autobatch.cli.options import (
+    ENGINE_EPILOG,
+    EngineCommand,
+    json_option,
+    planning_options,
+    print_json,
+    progress_of,
+    request_of,
+    verbose_option,
+)
+
+
+@click.command("dry-run", cls=EngineCommand, epilog=ENGINE_EPILOG)
+@planning_options
+@json_option
+@verbose_option
+def command(**params: Any) -> None:
+    """Run the gate alone: real steps of the real command on the costliest rows.
+
+    Exit 0 when the plan holds; 4 when it does not or nothing could be decided. Nothing is trained to keep.
+    """
+    request, env = request_of(params)  # first: a wrong flag is refused before any stage is loaded
+    from swift_autobatch import api
+    from swift_autobatch.cli import show_run, text
+
+    outcome = api.dry_run(request, env, progress_of(params))
+    if params["as_json"]:
+        print_json(outcome.receipt)
+    else:
+        text.page(show_run.verdict(outcome.plan, outcome.verdict, str(outcome.folder)))
+    if outcome.verdict.verdict != "pass":
+        raise api.gate_error(outcome.verdict)

@@ -1,0 +1,147 @@
+"""Options that several commands share, each declared once, and the command class that lets engine flags through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swift_autobatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from swift_autobatch.progress import Progress
+    from swift_autobatch.records import Environment, Request
+
+# What `request.OPTIONS` understands, as click sees it: values stay text, request.py reads and checks them.
+PLANNING: tuple[tuple[str, str | None, str], ...] = (
+    ("--strategy", "NAME", "Force a strategy recipe (`autoswift recipes ls`). Default: the fastest that fits."),
+    ("--parallel-method", "METHOD", "auto, deepspeed, fsdp, megatron or none. Default: auto."),
+    ("--global-batch", "N", "Target effective batch: micro batch x ranks x accumulation. Default: 16."),
+    ("--lr-scaling", "RULE", "How the learning rate follows the batch: sqrt, linear or none. Default: sqrt."),
+    ("--lr-base", "LR@BATCH", "A learning rate and the batch it is right at. Default: the engine's own, at 16."),
+    ("--nproc", "N", "Processes to use. Default: one per visible device."),
+    ("--gpus", "NxCARD", "Plan for cards that are not here: 4x4090, 8xH100,ram=1024 (host RAM in GiB)."),
+    ("--hardware", "FILE", "Plan for the machine of a file written by `autoswift env --json`."),
+    ("--output-dir", "DIR", "Where run folders go; the same as --output_dir. Default: ./output/<model>."),
+    ("--gate-timeout", "SECONDS", "Give up on the dry run after this long. Default: 1800."),
+    ("--skip-dry-run", None, "Train without proving the plan first."),
+    ("--no-ask", None, "Do not ask the trained model who it is."),
+    ("--force", None, "Overwrite files that exist."),
+)
+
+ENGINE_EPILOG = """Any flag of `swift sft` may be given in its own spelling (--max_length 2048, --lora_rank 64). It pins
+that decision: the planner plans around it and says so. Abbreviations are refused.
+
+Every option is also read from AUTOSWIFT_<NAME>, below flags: AUTOSWIFT_GLOBAL_BATCH=64, AUTOSWIFT_MAX_LENGTH=2048."""
+
+_ENGINE_ROWS = [
+    (
+        "--model ID|FOLDER",
+        "A model id, or a local folder with config.json. Default: Qwen/Qwen2.5-7B-Instruct on a GPU.",
+    ),
+    ("--dataset FILE...", "One or more .json, .jsonl or .csv files. Default: the built-in self-cognition rows."),
+    ("--FLAG VALUE...", "Any flag of `swift sft` (ms-swift 4.6)."),
+]
+
+
+class EngineCommand(click.Command):
+    """A command that takes our options and, beside them, any engine flag.
+
+    click's own ``ignore_unknown_options`` would take ``-1`` in ``--max_steps -1`` for an option, let the last of
+    two equal options win and know only one spelling; so the words are parted here. ``params["engine_argv"]``
+    receives the engine's.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ours, engine = self._part(list(args))
+        rest = super().parse_args(ctx, ours)
+        ctx.params["engine_argv"] = tuple(engine)
+        return rest
+
+    def _part(self, words: list[str]) -> tuple[list[str], list[str]]:
+        known = {name: param for param in self.params for name in param.opts}
+        seen: set[str] = set()
+        ours: list[str] = []
+        engine: list[str] = []
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            kebab = "--" + name[2:].replace("_", "-")
+            if word in ("-h", "--help") or (word.startswith("-v") and set(word[1:]) == {"v"}):
+                ours.append(word)
+            elif not word.startswith("--") or kebab not in known:
+                engine.append(word)
+            else:
+                if kebab in seen:
+                    raise UsageError(f"{kebab} is given twice", where=word, hints=("keep one of them",))
+                seen.add(kebab)
+                ours += self._ours(known[kebab], kebab, value if equals else None, words)
+        return ours, engine
+
+    @staticmethod
+    def _ours(param: click.Parameter, name: str, value: str | None, words: list[str]) -> list[str]:
+        """One of our options with its value, taken from after ``=`` or from the next word."""
+        if getattr(param, "is_flag", False) or getattr(param, "count", False):
+            if value is not None:
+                raise UsageError(f"{name} takes no value", where=f"{name}={value}", hints=(f"write {name}",))
+            return [name]
+        if value is None:
+            if not words or words[0].startswith("--"):
+                metavar = getattr(param, "metavar", None) or "VALUE"
+                raise UsageError(f"{name} needs a value", where=name, hints=(f"write {name} {metavar}",))
+            value = words.pop(0)
+        return [f"{name}={value}"]
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "[OPTIONS] [ANY swift sft FLAG]")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Job"):
+            formatter.write_dl(_ENGINE_ROWS)
+        super().format_options(ctx, formatter)
+
+
+def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds every option that shapes a Request."""
+    for name, metavar, text in reversed(PLANNING):
+        kind: dict[str, Any] = {"is_flag": True} if metavar is None else {"metavar": metavar, "type": str}
+        function = click.option(name, help=text, **kind)(function)
+    return function
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout: raw bytes and seconds.")(
+        function
+    )
+
+
+def verbose_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``-v`` (the source of every value) and ``-vv`` (tracebacks)."""
+    return click.option("-v", "--verbose", count=True, help="Show where every value comes from; -vv: also tracebacks.")(
+        function
+    )
+
+
+def request_of(params: Mapping[str, Any]) -> tuple[Request, Environment]:
+    """The Request and Environment of a command's parameters."""
+    from swift_autobatch.request import OPTIONS, build_request, read_environment
+
+    env = read_environment()
+    options = {name: params[name] for name in OPTIONS if name in params}
+    return build_request(options, params.get("engine_argv", ()), env), env
+
+
+def progress_of(params: Mapping[str, Any]) -> Progress:
+    """Where long work reports to: stderr."""
+    from swift_autobatch.progress import Stderr
+
+    return Stderr()
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON object on stdout."""
+    import json
+
+    click.echo(json.dumps(document, ensure_ascii=False, indent=2))

@@ -1,0 +1,40 @@
+"""``autoswift render``: the files of the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swift_autobatch.cli.options import (
+    ENGINE_EPILOG,
+    EngineCommand,
+    json_option,
+    planning_options,
+    print_json,
+    request_of,
+    verbose_option,
+)
+
+
+@click.command("render", cls=EngineCommand, epilog=ENGINE_EPILOG)
+@planning_options
+@json_option
+@verbose_option
+def command(**params: Any) -> None:
+    """Write the files of the plan: run.sh, the DeepSpeed JSON, plan.json.
+
+    They go to DIR/autoswift, DIR being --output-dir or the current folder. run.sh is readable and runs
+    without autoswift.
+    """
+    request, env = request_of(params)  # first: a wrong flag is refused before any stage is loaded
+    from swift_autobatch import api
+
+    folder = Path(env.cwd, request.output_dir.value or ".")
+    written = api.render_files(request, env, folder, force=request.force)
+    if params["as_json"]:
+        print_json({"schema": "autoswift.rendered/1", "files": [str(path) for path in written]})
+    else:
+        for path in written:
+            click.echo(path)

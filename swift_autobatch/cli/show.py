@@ -1,0 +1,187 @@
+"""What people read on stdout of ``autoswift plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from swift_autobatch.cli import text
+from swift_autobatch.cli.text import joined, section
+from swift_autobatch.records import Plan, Prediction, RunnerUp, Sourced
+from swift_autobatch.units import show_count, show_gib, show_seconds
+
+# Engine arguments whose value answers a question that people ask first, with the words to ask it in.
+_ASKED_FIRST = (
+    ("learning_rate", "learning rate"),
+    ("warmup_ratio", "warmup ratio"),
+    ("max_length", "max length"),
+    ("torch_dtype", "dtype"),
+    ("num_train_epochs", "epochs"),
+)
+
+
+def plan(decided: Plan, *, verbose: bool = False, columns: int | None = None) -> list[str]:
+    """A plan for people: the choice, what had to give, memory, time, the command, and what lost."""
+    columns = columns or text.width()
+    parts = [
+        _choice(decided, columns),
+        section("What had to give", text.bullets(decided.notes, columns)),
+        section(_memory_title(decided), _memory(decided, columns)),
+        section("Time (predicted)", text.rows(_time(decided), columns)),
+        section("Command", text.command(_command(decided), columns)),
+        section("Runners-up", _runners_up(decided.runners_up, columns)),
+        section("You may also want", text.bullets(decided.proposals, columns)),
+        section("Assumed", text.bullets(_assumed(decided), columns)),
+    ]
+    if verbose:
+        parts += [
+            section("Where every value comes from", _sources(decided.engine_args, "--", columns)),
+            section("Environment", _sources(decided.env, "", columns)),
+            section("Refused by a rule", text.bullets(_illegal(decided), columns)),
+        ]
+    return joined(parts)
+
+
+def _choice(decided: Plan, columns: int) -> list[str]:
+    candidate, facts = decided.candidate, decided.facts
+    model, data = facts.model, facts.data
+    pairs = [
+        ("model", f"{model.id} ({show_count(model.params_total)} parameters), {_tuning(decided)}"),
+        ("machine", f"{decided.machine_class} ({facts.machine.source})"),
+        ("strategy", f"{candidate.strategy}: {' '.join(decided.because.split())}"),
+        (
+            "batch",
+            f"{candidate.micro_batch} a device x {candidate.dp} ranks x {candidate.accumulation} accumulation "
+            f"= {candidate.effective_batch} effective",
+        ),
+        *(
+            (words, f"{_value(decided.engine_args[flag].value)} ({decided.engine_args[flag].source})")
+            for flag, words in _ASKED_FIRST
+            if flag in decided.engine_args
+        ),
+        (
+            "rows",
+            f"{data.kept} of {data.rows} train; tokens P50 {data.p50_tokens}, P95 {data.p95_tokens}, "
+            f"longest {data.max_tokens} ({data.tokenizer})",
+        ),
+        (
+            "will run",
+            f"attention {decided.effective.attention}, loss {decided.effective.loss}, "
+            f"{decided.effective.precision}, {decided.effective.optimizer}",
+        ),
+        *(("", note) for note in decided.effective.notes),
+    ]
+    return [f"Plan {decided.digest[:8]}", *text.rows(pairs, columns)]
+
+
+def _tuning(decided: Plan) -> str:
+    candidate = decided.candidate
+    words = [candidate.tuner + (f" rank {candidate.lora_rank}" if candidate.tuner == "lora" else "")]
+    if candidate.quant != "none":
+        words.append(candidate.quant)
+    if candidate.parallel != "none":
+        words.append(candidate.parallel)
+    words += [f"{name} {size}" for name, size in (("tp", candidate.tp), ("sp", candidate.sp)) if size > 1]
+    if candidate.gradient_checkpointing:
+        words.append("checkpointing")
+    return ", ".join(words)
+
+
+def _value(value: str | tuple[str, ...]) -> str:
+    return value if isinstance(value, str) else " ".join(value)
+
+
+def device(decided: Plan) -> str:
+    """What memory is counted per: a card, or a process on the CPU."""
+    return "card" if decided.candidate.device == "gpu" else "process"
+
+
+def _memory_title(decided: Plan) -> str:
+    phase = decided.prediction.binding_phase.replace("_", " ")
+    return f"Memory a {device(decided)} (predicted, {phase})"
+
+
+def _memory(decided: Plan, columns: int) -> list[str]:
+    prediction = decided.prediction
+    budget = max(1, prediction.budget_bytes)
+    terms = [(term.name, term.bytes) for term in prediction.terms if term.bytes]
+    rest = prediction.needs_p50_bytes - prediction.allocated_bytes
+    terms += [("fragmentation", rest)] if rest > 0 else []
+    terms += [("context", prediction.context_bytes)] if prediction.context_bytes else []
+    terms += [("NCCL", prediction.nccl_bytes)] if prediction.nccl_bytes else []
+    totals = [
+        ("expected", prediction.driver_bytes),
+        ("at most (p99)", prediction.demand_bytes),
+        ("budget", prediction.budget_bytes),
+    ]
+    wide = max(len(name) for name, _ in (*terms, *totals))
+    cells = max(8, columns - wide - 20)
+
+    def line(name: str, size: int) -> str:
+        return f"  {name:{wide}}  {show_gib(size):>11}  {text.bar(size / budget, cells)}"
+
+    lines = [line(name, size) for name, size in terms]
+    lines.append("  " + "-" * (wide + 13))
+    lines += [line(name, size) for name, size in totals]
+    return lines + _host(prediction, columns)
+
+
+def _host(prediction: Prediction, columns: int) -> list[str]:
+    return text.rows(
+        [
+            (
+                "host RAM",
+                f"{show_gib(prediction.host_bytes)}, at most {show_gib(prediction.host_p99_bytes)} "
+                f"of {show_gib(prediction.host_budget_bytes)}, all processes together",
+            )
+        ],
+        columns,
+    )
+
+
+def _time(decided: Plan) -> list[tuple[str, str]]:
+    prediction = decided.prediction
+    parts = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in prediction.time_terms)
+    return [
+        (
+            "step",
+            f"{show_seconds(prediction.step_s)}, bound by {prediction.bound_by}" + (f" ({parts})" if parts else ""),
+        ),
+        ("speed", f"{show_count(prediction.tokens_per_s)} tokens/s, {prediction.samples_per_s:.3g} rows/s"),
+        ("epoch", f"{show_seconds(prediction.epoch_s)}: {decided.steps_per_epoch} steps of {decided.total_steps}"),
+    ]
+
+
+def _command(decided: Plan) -> list[str]:
+    words = [f"{name}={text.quoted(var.value)}" for name, var in decided.env.items()]
+    args = []
+    for flag, arg in decided.engine_args.items():
+        args += [f"--{flag}", *([arg.value] if isinstance(arg.value, str) else arg.value)]
+    return [*words, "swift", "sft", *args]
+
+
+def _runners_up(items: Sequence[RunnerUp], columns: int) -> list[str]:
+    lines: list[str] = []
+    for item in items:
+        one = item.candidate
+        batch = f"{one.micro_batch} x {one.dp} x {one.accumulation}"
+        lines += text.wrapped(f"{one.strategy}, {batch}: {item.why}", columns, indent="    ", first="  - ")
+    return lines
+
+
+def _assumed(decided: Plan) -> list[str]:
+    """Every assumption once, machine first."""
+    return list(dict.fromkeys((*decided.facts.machine.assumed, *decided.prediction.assumptions)))
+
+
+def _sources(
+    values: Mapping[str, Sourced[str | tuple[str, ...]]] | Mapping[str, Sourced[str]], dashes: str, columns: int
+) -> list[str]:
+    lines: list[str] = []
+    for name, found in values.items():
+        lines += text.wrapped(f"{dashes}{name} {_value(found.value)}", columns, indent="      ", first="  ")
+        lines += text.wrapped(found.source, columns, indent="      ")
+    return lines
+
+
+def _illegal(decided: Plan) -> list[str]:
+    return sorted({f"{item.candidate.strategy}: {item.why} ({item.rule})" for item in decided.illegal})

@@ -1,0 +1,177 @@
+"""What ms-swift will make of a model: its type, its chat template, and whether it must be told.
+
+The engine matches the last path component with its registry, then args.json, then ``architectures[0]``; several
+candidates are refused ("Multiple possible types found"). Source: swift/model/model_meta.py,
+swift/template/register.py; tables in data/dialects/.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swift_autobatch.tables import engine_models
+
+# Which of several candidate types is the plain one; the others are named products or other tasks.
+_PLAIN_TYPE: Mapping[str, str] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "QWenLMHeadModel": "qwen",
+    "Phi3ForCausalLM": "phi3",
+    "InternLM2ForCausalLM": "internlm2",
+    "MiniCPMForCausalLM": "minicpm",
+    "CohereForCausalLM": "c4ai",
+    "Mistral3ForConditionalGeneration": "mistral3",
+}
+
+# (every one of these strings stands in the chat template) -> engine template; the first row that matches.
+_TEMPLATE_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|im_start|>", "enable_thinking"), "qwen3"),
+    (("<|im_start|>", "You are Qwen, created by Alibaba Cloud"), "qwen2_5"),
+    (("<|im_start|>", "You are a helpful assistant"), "qwen"),
+    (("<|im_start|>", "<|im_sep|>"), "phi4"),
+    (("<|im_start|>",), "chatml"),
+    (("<|start_header_id|>", "Cutting Knowledge Date"), "llama3_2"),
+    (("<|start_header_id|>",), "llama3"),
+    (("<｜User｜>", "<think>"), "deepseek_r1"),
+    (("<｜User｜>",), "deepseek_v2_5"),
+    (("[SYSTEM_PROMPT]",), "mistral_2501"),
+    (("[AVAILABLE_TOOLS]",), "mistral_nemo"),
+    (("[INST]",), "llama"),
+    (("<start_of_turn>",), "gemma"),
+    (("[gMASK]", "<|observation|>"), "chatglm4"),
+    (("<|user|>", "<|end|>"), "phi3"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineType:
+    """``tell``: --model_type and --template (those that are not None) must be passed. ``reason`` says why."""
+
+    model_type: str | None
+    template: str | None
+    tell: bool
+    reason: str
+
+
+def engine_type(
+    name: str, architecture: str, folder: Path | None, twin: tuple[str | None, str | None] = (None, None)
+) -> EngineType:
+    """How the engine will see a model.
+
+    Args:
+        name: the id, or the path of a local folder, as it will be given to ``--model``.
+        architecture: ``architectures[0]``.
+        folder: where tokenizer files and args.json may be; None: nowhere at hand.
+        twin: (type, template) of a catalogued model of the same family, used where nothing better is known.
+    """
+    known = engine_models()
+    match = known.ids.get(last_component(name).lower())
+    if match is not None:
+        model_type, template = match
+        if template is None and len(known.candidates[model_type]) == 1:
+            template = known.candidates[model_type][0]
+        return EngineType(model_type=model_type, template=template, tell=False, reason="registered")
+    saved = _saved_arguments(folder)
+    if saved is not None:
+        return saved
+    return _by_architecture(architecture, folder, twin)
+
+
+def last_component(name: str) -> str:
+    """The name the engine looks up: hub snapshot folders and ``___`` for dots undone. Source: get_model_name."""
+    name = name.rstrip("/")
+    match = re.search(r"/models(?:--|/)(?:.+?--)?(.+?)/snapshots/", name)
+    return match.group(1) if match else name.rsplit("/", 1)[-1].replace("___", ".")
+
+
+def _saved_arguments(folder: Path | None) -> EngineType | None:
+    """args.json, which the engine writes beside what it trained and reads back."""
+    raw = _read_json(folder / "args.json") if folder else None
+    if raw is None or not isinstance(raw.get("model_type"), str):
+        return None
+    template = raw.get("template")
+    return EngineType(
+        model_type=raw["model_type"],
+        template=template if isinstance(template, str) else None,
+        tell=False,
+        reason="args.json",
+    )
+
+
+def _by_architecture(architecture: str, folder: Path | None, twin: tuple[str | None, str | None]) -> EngineType:
+    known = engine_models()
+    types = known.architectures.get(architecture, ())
+    plain = types[0] if len(types) == 1 else _PLAIN_TYPE.get(architecture)
+    # A twin's type is another registered name of the same family, so it knows better than the table.
+    model_type = twin[0] if twin[0] in types else plain
+    own = known.candidates.get(model_type or "", ())
+    template = chat_template(folder) or (twin[1] if twin[0] == model_type else None)
+    if template is None and len(own) == 1:
+        template = own[0]
+    can_tell = len(types) == 1 and len(own) == 1
+    if can_tell and template == own[0]:
+        return EngineType(
+            model_type=model_type, template=template, tell=False, reason="the only type for " + architecture
+        )
+    if not types:
+        reason = f"ms-swift knows no model type for {architecture or 'this architecture'}"
+        said = f"its chat template is {template}" if template else "it would train with the template 'dummy'"
+        return EngineType(model_type=None, template=template, tell=template is not None, reason=f"{reason}; {said}")
+    reason = f"{architecture} fits {len(types)} model types and {last_component_hint(model_type)}"
+    if model_type is None:
+        return EngineType(model_type=None, template=template, tell=template is not None, reason=reason)
+    if template is None:
+        reason += "; its chat template is not recognised: pass --template"
+    return EngineType(model_type=model_type, template=template, tell=True, reason=reason)
+
+
+def last_component_hint(model_type: str | None) -> str:
+    return "none is the plain one: pass --model_type" if model_type is None else f"{model_type} is passed"
+
+
+# ---------------------------------------------------------------------------------------------- chat template
+
+
+def chat_template(folder: Path | None) -> str | None:
+    """The engine's template for the chat template kept beside the tokenizer; None when it is not recognised."""
+    text = _chat_template_text(folder) if folder else ""
+    for marks, template in _TEMPLATE_MARKS:
+        if text and all(mark in text for mark in marks):
+            return template
+    return None
+
+
+def _chat_template_text(folder: Path) -> str:
+    try:
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        pass
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        raw = _read_json(folder / name) or {}
+        found = raw.get("chat_template")
+        if isinstance(found, str):
+            return found
+        if isinstance(found, list):  # several named ones: the default
+            named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+            return str(named.get("default") or next(iter(named.values()), ""))
+    return ""
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, None where there is none; these files only help and never fail a plan."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return raw if isinstance(raw, dict) else None

@@ -1,0 +1,137 @@
+"""Known ways in which the engine dies, as a table: what its output says -> code, words and what to do.
+
+Matched against the last lines of tracebacks (``Type: text``), first match wins. Each row names its origin.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from swift_autobatch.engine_log import LogFacts
+from swift_autobatch.records import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One row: ``pattern`` over exceptions and last lines, the code, words, hints, and where it is from."""
+
+    code: str
+    pattern: str
+    text: str
+    hints: tuple[str, ...]
+    source: str
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        code="port",
+        pattern=r"EADDRINUSE|[Aa]ddress already in use",
+        text="another process took the rendezvous port between choosing and using it",
+        hints=("run the same command again: a new port is chosen", "MASTER_PORT=29777 fixes one"),
+        source="torch/distributed TCPStore",
+    ),
+    Cause(
+        code="disk-full",
+        pattern=r"No space left on device|Errno 28|Disk quota exceeded",
+        text="the disk is full",
+        hints=("free some space", "--output-dir on another disk", "MODELSCOPE_CACHE or HF_HOME on another disk"),
+        source="errno 28, errno 122",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"CUDAMismatchException|does not match the version torch was compiled with",
+        text="DeepSpeed cannot compile its CPU optimizer: the CUDA toolkit is not the one torch was built with",
+        hints=("install the toolkit of torch.version.cuda", "DS_SKIP_CUDA_CHECK=1 if only the minor version differs"),
+        source="deepspeed/ops/op_builder/builder.py",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"Unable to JIT load|Error building extension|Ninja is required|CalledProcessError.*ninja",
+        text="DeepSpeed cannot compile its extension",
+        hints=("install a C++ compiler and ninja: apt install g++; pip install ninja", "a strategy without offload"),
+        source="deepspeed/ops/op_builder/builder.py",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"driver version is insufficient|no kernel image is available|libcudart|undefined symbol|GLIBC_",
+        text="torch, the driver and the compiled extensions do not belong together",
+        hints=("install the torch build for this driver's CUDA version", "reinstall flash-attn against this torch"),
+        source="CUDA runtime",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"ModuleNotFoundError: No module named '(?P<what>[^']+)'",
+        text="the engine needs the Python package {what}, which is not installed",
+        hints=("pip install {what}",),
+        source="Python",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"(ImportError|PackageNotFoundError): (?P<what>.*)",
+        text="the engine cannot import what it needs: {what}",
+        hints=("install what the message names", "autoswift env shows the versions found"),
+        source="Python, transformers/utils/import_utils.py",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"NCCL error|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|DistBackendError",
+        text="the cards cannot talk to each other (NCCL)",
+        hints=("NCCL_P2P_DISABLE=1", "NCCL_DEBUG=INFO shows why", "a bigger /dev/shm in containers: --shm-size 8g"),
+        source="torch/distributed",
+    ),
+    Cause(
+        code="data",
+        pattern=r"DatasetGenerationError|JSONDecodeError|ArrowInvalid|CastError|StopIteration|ZeroDivisionError",
+        text="the engine cannot read the rows of the dataset",
+        hints=("autoswift plan checks every row first: look at its warnings",),
+        source="datasets; swift/dataset/loader.py",
+    ),
+    Cause(
+        code="rows-dropped",
+        pattern=r"TypeError: 'NoneType' object is not iterable|No valid samples|dataset is empty",
+        text="the engine dropped every row: all are longer than max_length by its own count, or broken",
+        hints=("a larger --max_length", "--truncation_strategy left keeps long rows, cut"),
+        source="swift/pipelines/train/sft.py, _show_dataset",
+    ),
+    Cause(
+        code="engine-arguments",
+        pattern=r"remaining_argv: (?P<what>.*)",
+        text="the engine does not know these flags: {what}",
+        hints=("autoswift plan names the flags of the installed engine",),
+        source="swift/pipelines/base.py:35",
+    ),
+    Cause(
+        code="engine-arguments",
+        pattern=r"Multiple possible types found",
+        text="the engine cannot tell the model's type from its folder",
+        hints=("add --model_type and --template", "name the folder as the model is named on the hub"),
+        source="swift/model/model_meta.py:230",
+    ),
+)
+
+
+def known_cause(log: LogFacts) -> Reason | None:
+    """The first row of the table that the output matches, filled in; None: nothing known."""
+    said = "\n".join((*log.exceptions, *log.tail))
+    for cause in CAUSES:
+        match = re.search(cause.pattern, said)
+        if match:
+            what = (match.groupdict().get("what") or "").strip()
+            return Reason(
+                code=cause.code,
+                text=cause.text.format(what=what),
+                hints=tuple(hint.format(what=what.partition(".")[0]) for hint in cause.hints),
+            )
+    if log.argument_error:
+        return Reason(
+            code="engine-arguments",
+            text=f"the engine refuses the command: {log.argument_error}",
+            hints=("correct or drop that flag",),
+        )
+    return None
+
+
+def in_argument_check(log: LogFacts) -> bool:
+    """Whether the traceback ran through the engine's own check of its flags."""
+    return any(re.search(r"swift/(arguments|trainers/arguments)|transformers/training_args", f) for f in log.frames)

@@ -1,0 +1,346 @@
+"""The judge: evidence of a dry run -> verdict. A pure function; an exit code alone never decides.
+
+Codes of a reason: pass; fail: gpu-oom, host-kill, over-budget, nan-loss, diverged, zero-loss, no-step, rows-dropped,
+silently-off, environment, data, engine-arguments, engine-error, timeout, port, disk-full; unknown: unknown.
+(``interrupted`` is an exception, see errors.py; a receipt may carry it.)
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable
+
+from swift_autobatch.gate.causes import in_argument_check, known_cause
+from swift_autobatch.gate.evidence import Evidence
+from swift_autobatch.records import Plan, Reason, VerdictWord
+from swift_autobatch.units import show_gib, show_seconds
+
+# A uniform guess over the vocabulary costs ln V; five times that after two steps is a broken run, not a bad start
+# (AutoTP logs twice the loss, so 2 must stay inside).
+_DIVERGED = 5.0
+
+
+def judge(evidence: Evidence, plan: Plan) -> tuple[VerdictWord, Reason]:
+    """The first rule that can decide, decides: what stopped it, on what it trained, how it trained, what it used."""
+    for rule in _RULES:
+        reason = rule(evidence, plan)
+        if reason is not None:
+            return ("unknown" if reason.code == "unknown" else "fail"), reason
+    return "pass", _passed(evidence, plan)
+
+
+# ---------------------------------------------------------------------------------------------- what stopped it
+
+
+def _gpu_oom(evidence: Evidence, plan: Plan) -> Reason | None:
+    if evidence.log.oom is None:
+        return None
+    asked = f", asking for {evidence.log.oom_asked} more" if evidence.log.oom_asked else ""
+    return Reason(
+        code="gpu-oom",
+        text=f"the GPU ran out of memory {_where(evidence)}{asked}; "
+        f"predicted {show_gib(plan.prediction.driver_bytes)} of a budget of {show_gib(plan.prediction.budget_bytes)}",
+        hints=smaller(plan),
+    )
+
+
+def _host_kill(evidence: Evidence, plan: Plan) -> Reason | None:
+    killed = not evidence.timed_out and signal.SIGKILL in (evidence.signal, evidence.log.killed_by)
+    if not killed and evidence.log.host_oom is None:
+        return None
+    how = (
+        "the kernel killed the engine (signal 9)" if killed else f"the host ran out of memory ({evidence.log.host_oom})"
+    )
+    return Reason(
+        code="host-kill",
+        text=f"{how} {_where(evidence)}, most likely for lack of RAM: last seen {_rss(evidence)}, "
+        f"budget {show_gib(plan.prediction.host_budget_bytes)}",
+        hints=("close what else uses RAM, or raise the container's memory limit", *smaller(plan)),
+    )
+
+
+def _recognised(evidence: Evidence, plan: Plan) -> Reason | None:
+    crashed = evidence.exit_code != 0 and not evidence.timed_out
+    return known_cause(evidence.log) if crashed else None
+
+
+def _timeout(evidence: Evidence, plan: Plan) -> Reason | None:
+    if not evidence.timed_out:
+        return None
+    predicted = plan.prediction.step_s * evidence.planned_steps
+    return Reason(
+        code="timeout",
+        text=f"no end after {show_seconds(evidence.seconds)} {_where(evidence)}; "
+        f"its steps were predicted to take {show_seconds(predicted)}",
+        hints=("--gate-timeout SECONDS, larger (a first download or compilation takes long)", *smaller(plan)),
+    )
+
+
+def _crashed(evidence: Evidence, plan: Plan) -> Reason | None:
+    if evidence.exit_code == 0 or len(evidence.steps) >= evidence.planned_steps:
+        return None
+    said = evidence.log.exceptions[-1] if evidence.log.exceptions else ""
+    if said and in_argument_check(evidence.log) and evidence.phase is None:
+        return Reason(
+            code="engine-arguments",
+            text=f"the engine refuses these flags together: {said}",
+            hints=("drop or change the pinned flag that the message names",),
+        )
+    if said:
+        return Reason(code="engine-error", text=f"the engine stopped {_where(evidence)}: {said}", hints=_READ_LOG)
+    return Reason(
+        code="unknown",
+        text=f"the engine stopped {_where(evidence)} with exit code {evidence.exit_code} and said nothing of why",
+        hints=_READ_LOG,
+    )
+
+
+# ------------------------------------------------------------------------------------------ what it trained on
+
+
+def _rows_dropped(evidence: Evidence, plan: Plan) -> Reason | None:
+    if evidence.log.filtered is None or evidence.log.filtered[0] <= evidence.log.filtered[1]:
+        return None
+    before, after = evidence.log.filtered
+    return Reason(
+        code="rows-dropped",
+        text=f"the engine dropped {before - after} of the {before} costliest rows: longer than max_length "
+        f"{plan.candidate.max_length} by its own count, or broken",
+        hints=("a larger --max_length", "--truncation_strategy left keeps long rows, cut"),
+    )
+
+
+def _no_step(evidence: Evidence, plan: Plan) -> Reason | None:
+    made = evidence.steps[-1].step if evidence.steps else 0
+    if made >= evidence.planned_steps:
+        return None
+    if made and evidence.exit_code == 0:
+        return Reason(
+            code="unknown",
+            text=f"the engine ended after {made} of {evidence.planned_steps} steps without an error",
+            hints=_READ_LOG,
+        )
+    return Reason(
+        code="no-step",
+        text=f"the engine ended without an optimizer step ({evidence.rows} rows over {plan.candidate.world} processes)",
+        hints=("fewer processes: --nproc 1", "more rows: at least one a process is needed", *_READ_LOG),
+    )
+
+
+# --------------------------------------------------------------------------------------------- how it trained
+
+
+def _nan(evidence: Evidence, plan: Plan) -> Reason | None:
+    judged = evidence.steps[-1:] if plan.candidate.torch_dtype == "float16" else evidence.steps
+    for step in judged:
+        for name, value in (("loss", step.loss), ("gradient norm", step.grad_norm)):
+            if value is not None and not math.isfinite(value):
+                return Reason(
+                    code="nan-loss",
+                    text=f"{name} {value} at step {step.step} of {evidence.planned_steps} "
+                    f"with learning rate {_rate(plan)} in {plan.candidate.torch_dtype}",
+                    hints=_tame(plan),
+                )
+    return None
+
+
+def _zero(evidence: Evidence, plan: Plan) -> Reason | None:
+    if all(step.loss == 0 and not step.grad_norm for step in evidence.steps):
+        return Reason(
+            code="zero-loss",
+            text="loss and gradient are exactly 0: no token of these rows is trained on",
+            hints=(
+                "give every row an assistant turn that is not empty",
+                "a --loss_scale that keeps the answers",
+                "a larger --max_length, if cutting leaves only the question",
+            ),
+        )
+    if all(step.grad_norm == 0 for step in evidence.steps):
+        return Reason(
+            code="zero-loss",
+            text=f"the gradient is exactly 0 although the loss is {evidence.steps[-1].loss}: nothing trains",
+            hints=("a --target_modules that matches this model", "unfreeze parameters: --freeze_parameters_ratio 0"),
+        )
+    return None
+
+
+def _diverged(evidence: Evidence, plan: Plan) -> Reason | None:
+    limit = _DIVERGED * math.log(plan.facts.model.vocab)
+    last = evidence.steps[-1].loss
+    if last is None or last <= limit:
+        return None
+    return Reason(
+        code="diverged",
+        text=f"loss {last:.4g} at step {evidence.steps[-1].step}, while a blind guess over the vocabulary costs "
+        f"{math.log(plan.facts.model.vocab):.3g}; learning rate {_rate(plan)}",
+        hints=_tame(plan),
+    )
+
+
+def _silently_off(evidence: Evidence, plan: Plan) -> Reason | None:
+    found = evidence.effective
+    if found is None:
+        return None
+    candidate = plan.candidate
+    wanted: dict[str, object] = {
+        "world_size": candidate.world,
+        "micro_batch": candidate.micro_batch,
+        "accumulation": evidence.planned_accumulation,
+        "quantised": None if candidate.quant == "none" else candidate.quant,
+        "zero_stage": candidate.zero_stage or None,
+        "fsdp": candidate.uses_fsdp,
+    }
+    if plan.facts.model.quantised:
+        del wanted["quantised"]  # the checkpoint's own business
+    if (candidate.attn_impl or "").startswith("flash"):
+        wanted["attention"] = "flash_attention_2" if candidate.attn_impl == "flash_attn" else candidate.attn_impl
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            return Reason(
+                code="silently-off",
+                text=f"the engine ran, but not as planned: {name.replace('_', ' ')} is {found.get(name)}, "
+                f"planned {value}",
+                hints=("look for pinned flags and variables that undo the plan", *_READ_LOG),
+            )
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ what it used
+
+
+def _unmeasured(evidence: Evidence, plan: Plan) -> Reason | None:
+    if evidence.measured:
+        return None
+    full = f" ({evidence.log_error})" if evidence.log_error else ""
+    return Reason(
+        code="unknown",
+        text=f"the steps were made, but nothing was measured{full}: the memory they took is not known",
+        hints=("the run folder must be writable: --output-dir on another disk", *_READ_LOG),
+    )
+
+
+def _over_budget(evidence: Evidence, plan: Plan) -> Reason | None:
+    prediction = plan.prediction
+    checks = [("host RAM of all processes", _host_peak(evidence), prediction.host_budget_bytes)]
+    gpu = _gpu_peak(evidence, plan)
+    if gpu is not None:
+        checks.insert(0, ("GPU memory", gpu, prediction.budget_bytes))
+    for what, peak, budget in checks:
+        if peak is not None and peak > budget:
+            return Reason(
+                code="over-budget",
+                text=f"{what} reached {show_gib(peak)}, above the budget of {show_gib(budget)}: "
+                f"the steps were made, but nothing is left for longer runs' growth",
+                hints=smaller(plan),
+            )
+    return None
+
+
+def _bad_end(evidence: Evidence, plan: Plan) -> Reason | None:
+    if evidence.exit_code == 0:
+        return None
+    said = f": {evidence.log.exceptions[-1]}" if evidence.log.exceptions else ""
+    return Reason(
+        code="unknown",
+        text=f"all {evidence.planned_steps} steps were made, yet the engine ended with exit code "
+        f"{evidence.exit_code}{said}",
+        hints=_READ_LOG,
+    )
+
+
+def _passed(evidence: Evidence, plan: Plan) -> Reason:
+    losses = " -> ".join("?" if step.loss is None else f"{step.loss:.4g}" for step in evidence.steps)
+    gpu = _gpu_peak(evidence, plan)
+    if gpu is not None:
+        used = f"GPU peak {show_gib(gpu)} of {show_gib(plan.prediction.budget_bytes)}"
+    else:
+        used = f"RAM peak {_rss(evidence)} of {show_gib(plan.prediction.host_budget_bytes)}"
+    return Reason(code="pass", text=f"{evidence.planned_steps} steps on the costliest rows, loss {losses}, {used}")
+
+
+_Rule = Callable[[Evidence, Plan], "Reason | None"]
+_RULES: tuple[_Rule, ...] = (
+    _gpu_oom,
+    _host_kill,
+    _recognised,
+    _timeout,
+    _rows_dropped,
+    _crashed,
+    _no_step,
+    _nan,
+    _zero,
+    _diverged,
+    _silently_off,
+    _unmeasured,
+    _over_budget,
+    _bad_end,
+)
+_READ_LOG = ("autoswift/swift.log in the folder above has the engine's own words",)
+
+
+# -------------------------------------------------------------------------------------------------- words, peaks
+
+
+def smaller(plan: Plan) -> tuple[str, ...]:
+    """Edits that need less memory, least change first."""
+    candidate = plan.candidate
+    hints = []
+    if candidate.micro_batch > 1:
+        hints.append(f"--per_device_train_batch_size {candidate.micro_batch // 2}")
+    if not candidate.gradient_checkpointing:
+        hints.append("--gradient_checkpointing true")
+    other = next((r for r in plan.runners_up if _needs_less(r.prediction, plan)), None)
+    if other is not None and other.candidate.strategy != candidate.strategy:
+        hints.append(f"--strategy {other.candidate.strategy}")
+    if plan.facts.data.p95_tokens < candidate.max_tokens:
+        hints.append(f"--max_length {plan.facts.data.p95_tokens} keeps 95 % of the rows")
+    return tuple(hints)
+
+
+def _needs_less(other: object, plan: Plan) -> bool:
+    demand = getattr(other, "demand_bytes", None)
+    return demand is not None and demand < plan.prediction.demand_bytes
+
+
+def _tame(plan: Plan) -> tuple[str, ...]:
+    rate = plan.engine_args.get("learning_rate")
+    try:
+        lower = (f"--learning_rate {float(str(rate.value)) / 10:g}",) if rate is not None else ()
+    except ValueError:
+        lower = ()
+    fp16 = ("--torch_dtype bfloat16 if the card can",) if plan.candidate.torch_dtype == "float16" else ()
+    return (*lower, *fp16, "look for broken characters or empty answers in the rows above")
+
+
+def _rate(plan: Plan) -> str:
+    rate = plan.engine_args.get("learning_rate")
+    return str(rate.value) if rate is not None else "of the engine"
+
+
+_PHASE_WORDS = {
+    "load": "while loading the model",
+    "first_step": "in the first step",
+    "steady": "after the first step",
+    "eval": "in evaluation",
+    "save": "while saving",
+    "resume": "while resuming",
+}
+
+
+def _where(evidence: Evidence) -> str:
+    return _PHASE_WORDS[evidence.phase] if evidence.phase else "before the trainer was built"
+
+
+def _rss(evidence: Evidence) -> str:
+    return show_gib(_host_peak(evidence))
+
+
+def _host_peak(evidence: Evidence) -> int | None:
+    return max((m.rss_sum_bytes for m in evidence.measured if m.rss_sum_bytes is not None), default=None)
+
+
+def _gpu_peak(evidence: Evidence, plan: Plan) -> int | None:
+    """Reserved peak of the worst rank plus what the driver holds outside the allocator, as the fit rule counts it."""
+    reserved = max((m.gpu_reserved_bytes for m in evidence.measured if m.gpu_reserved_bytes is not None), default=None)
+    return None if reserved is None else reserved + plan.prediction.context_bytes + plan.prediction.nccl_bytes

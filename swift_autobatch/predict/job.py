@@ -1,0 +1,197 @@
+"""What every term of the predictor reads: one candidate on one model, with the invariants counted once.
+
+Letters: s tokens of a row, b micro batch, T = b s tokens of a micro batch on one rank, h hidden, q = heads x
+head_dim, k = kv_heads x head_dim, i intermediate (active experts together), L layers, V vocabulary, r LoRA rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache
+
+from swift_autobatch import tables
+from swift_autobatch.errors import InputError
+from swift_autobatch.records import DTYPE_BYTES, Candidate, DataFacts, Effective, Facts, ModelFacts
+from swift_autobatch.tables import near
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """data/coefficients.yaml as attributes; see there for units and sources."""
+
+    context_gib: float
+    nccl_gib: float
+    workspace_gib: float
+    reserve_static: float
+    reserve_p50: float
+    reserve_p99: float
+    cpu_process_gib: float
+    gpu_process_gib: float
+    worker_gib: float
+    mfu_dense: float
+    mfu_half_tokens: float
+    traffic_efficiency: float
+    op_s: float
+    link_efficiency: float
+    overlap: float
+    host_adam_efficiency: float
+    cpu_gemm_efficiency: float
+
+
+@cache
+def _defaults() -> Constants:
+    return Constants(**{field.name: tables.coefficient(field.name) for field in fields(Constants)})
+
+
+def constants(calibration: Mapping[str, float] | None) -> Constants:
+    """The coefficients, those that this machine has measured replaced by name.
+
+    Raises:
+        InputError: ``calibration`` names a coefficient that does not exist.
+    """
+    if not calibration:
+        return _defaults()
+    known = {field.name: getattr(_defaults(), field.name) for field in fields(Constants)}
+    unknown = sorted(set(calibration) - set(known))
+    if unknown:
+        hints = tuple(f"did you mean {name}?" for name in near(unknown[0], list(known)))
+        raise InputError(f"unknown coefficient {unknown[0]!r}", where="calibration", hints=hints)
+    return Constants(**{**known, **calibration})
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Counts of one model that no candidate changes; parameters unless the name says otherwise."""
+
+    h: int
+    layers: int
+    q: int
+    k: int
+    i: int  # active intermediate width: experts_per_token experts together on MoE
+    vocab: int
+    linears: int  # of all layers: what NF4, int8 and all-linear LoRA reach
+    linear_io: int  # sum of in + out over the linears of all layers: LoRA parameters per unit of rank
+    largest_linear: int
+    layer: int  # one decoder layer, all experts
+    embedding: int
+    head: int  # the untied output projection, 0 when tied
+    tower: int  # vision tower and projector
+    active_layers: int  # decoder layers' parameters that one token meets
+    total: int
+
+
+@lru_cache(maxsize=256)
+def shape(model: ModelFacts) -> Shape:
+    """Counts the invariants of a model once.
+
+    On MoE the active width is what remains of the active parameters after attention, over three projections
+    of hidden width, so that shared experts and unusual expert sizes need no field of their own.
+    """
+    body = model.params_total - model.params_embedding - model.params_lm_head - model.params_vision
+    active = max(1, body - (model.params_total - model.params_active))
+    q, k = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    width = model.intermediate
+    if model.experts:
+        width = max(model.hidden // 8, round((active / model.layers - model.hidden * 2 * (q + k)) / (3 * model.hidden)))
+    return Shape(
+        h=model.hidden,
+        layers=model.layers,
+        q=q,
+        k=k,
+        i=width,
+        vocab=model.vocab,
+        linears=model.layers * sum(a * b for _, a, b in model.linears),
+        linear_io=model.layers * sum(a + b for _, a, b in model.linears),
+        largest_linear=max((a * b for _, a, b in model.linears), default=0),
+        layer=body // model.layers,
+        embedding=model.params_embedding,
+        head=model.params_lm_head,
+        tower=model.params_vision,
+        active_layers=active,
+        total=model.params_total,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One candidate on one model and machine: the argument of every term."""
+
+    facts: Facts
+    candidate: Candidate
+    effective: Effective
+    shape: Shape
+    constants: Constants
+    row_tokens: int  # of the longest row (a packed row is full)
+    tokens: int  # T: of the costliest micro batch, on one rank
+    kept_rows: int  # rows of that micro batch which reach the vocabulary projection
+    shards: int  # ranks over which ZeRO and FSDP spread states
+    trainable: int  # parameters, whole model
+    weight_bytes_each: int  # of an unquantised weight on the device
+    trainable_bytes_each: int  # of a trainable parameter on the device
+    grad_bytes_each: int
+
+
+def job(facts: Facts, candidate: Candidate, effective: Effective, calibration: Mapping[str, float] | None) -> Job:
+    """Derives what every term needs from the records."""
+    counts = shape(facts.model)
+    row = candidate.max_length if candidate.packing else min(candidate.max_tokens, candidate.max_length)
+    spread = candidate.sp * candidate.cp
+    tokens = -(-candidate.micro_batch * row // spread)
+    weight, trainable, grad = _dtypes(candidate, effective)
+    return Job(
+        facts=facts,
+        candidate=candidate,
+        effective=effective,
+        shape=counts,
+        constants=constants(calibration),
+        row_tokens=row,
+        tokens=tokens,
+        kept_rows=min(tokens, _kept(candidate, effective, facts.data, row, tokens)),
+        shards=max(1, candidate.world // (candidate.tp * candidate.pp)),
+        trainable=_trainable(candidate, counts),
+        weight_bytes_each=weight,
+        trainable_bytes_each=trainable,
+        grad_bytes_each=grad,
+    )
+
+
+def _trainable(candidate: Candidate, counts: Shape) -> int:
+    """Full tuning trains all but the vision tower (ms-swift freezes it); adapters r (in + out) a linear."""
+    if candidate.tuner == "full":
+        return counts.total - counts.tower
+    return candidate.lora_rank * counts.linear_io
+
+
+def _dtypes(candidate: Candidate, effective: Effective) -> tuple[int, int, int]:
+    """Bytes of (a frozen weight, a trainable parameter, its gradient) on the device.
+
+    DeepSpeed casts the whole module, adapters included, to the 16-bit type and keeps fp32 masters apart
+    (engine.py `_configure_distributed_model`); PEFT keeps adapters in fp32; FSDP2 under accelerate upcasts
+    what is trainable to fp32 (fsdp_utils.py `fsdp2_prepare_model`).
+    """
+    stored = DTYPE_BYTES[candidate.torch_dtype]
+    if candidate.uses_deepspeed:
+        each = 4 if effective.precision == "fp32" else 2
+        return each, each, each
+    if candidate.uses_fsdp or candidate.tuner != "full":
+        return stored, 4, 4
+    return stored, stored, stored
+
+
+def _kept(candidate: Candidate, effective: Effective, data: DataFacts, row: int, tokens: int) -> int:
+    """Rows that reach the vocabulary projection in the costliest micro batch.
+
+    One row a batch (and a packed row): exactly the supervised ones. Several rows: the suffix that starts at
+    the earliest label of any row, so one short prompt makes the long rows keep theirs too.
+    Source: ms-swift mixin.py `prepare_logits_to_keep`.
+    """
+    if effective.logits_rows == "all" or not data.mean_tokens:
+        return tokens
+    if candidate.packing:
+        return round(tokens * min(1.0, data.mean_supervised_tokens / data.mean_tokens)) + 1
+    if candidate.micro_batch == 1 or candidate.padding_free:
+        return candidate.micro_batch * min(row, data.max_supervised_tokens) + 1
+    prompts = [costly.tokens - costly.supervised_tokens for costly in data.costliest]
+    shortest = min([*prompts, data.mean_tokens - data.mean_supervised_tokens])
+    return candidate.micro_batch * min(row, round(row - shortest) + 1)

@@ -1,0 +1,32 @@
+"""Bytes of the vocabulary projection and the cross-entropy of one micro batch on one device."""
+
+from __future__ import annotations
+
+from swift_autobatch.predict.job import Job
+
+# Bytes per kept row and vocabulary entry at the worst instant (backward of the loss).
+# hf_fp32_logits: fp32 log-softmax, its gradient and the loss gradient, 4 each (10 at the end of forward).
+# bf16_logits: the sequence-parallel loss, no upcast. Source: counted on CPU; ms-swift trainers/utils.py.
+_PER_ENTRY = {"hf_fp32_logits": 12, "bf16_logits": 8}
+
+
+def loss(job: Job) -> int:
+    """Bytes alive at the worst instant of loss and its backward, the final hidden state included.
+
+    Liger's fused loss works on tiles of the vocabulary width over the hidden width and keeps a gradient of the
+    hidden state (and of the head where that trains). Source: Liger fused_linear_cross_entropy.py.
+    """
+    shape, rows = job.shape, job.kept_rows
+    hidden = 4 * shape.h * job.tokens  # the final norm's input and output
+    if job.effective.loss == "liger_fused":
+        chunks = -(-shape.vocab // shape.h)
+        tile = 1 << max(0, (-(-rows // chunks) - 1).bit_length())
+        head_gradient = 2 * shape.vocab * shape.h if job.candidate.tuner == "full" else 0
+        return hidden + min(tile, rows) * shape.vocab * 6 + rows * shape.h * 2 + head_gradient
+    return hidden + _PER_ENTRY[job.effective.loss] * rows * shape.vocab
+
+
+def evaluation(job: Job) -> int:
+    """Bytes of the loss without gradients, one row of the longest length: 16-bit logits and two fp32 copies."""
+    rows = min(job.row_tokens, job.kept_rows)
+    return 4 * job.shape.h * job.row_tokens + 10 * rows * job.shape.vocab

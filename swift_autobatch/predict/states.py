@@ -1,0 +1,97 @@
+"""Bytes that training keeps for trainable parameters: adapters, gradients, optimizer states. Trainable ones only."""
+
+from __future__ import annotations
+
+from swift_autobatch.predict.job import Job
+
+# Optimizer bytes per trainable parameter as (in units of the parameter's own size, plain bytes).
+# Source: torch.optim.AdamW keeps two states in the parameter's dtype; bitsandbytes 8-bit two bytes and a scale
+# per 256; Lion one state; SGD without momentum none.
+_PER_PARAMETER: dict[str, tuple[float, float]] = {
+    "fused-adamw": (2, 0),
+    "foreach-adamw": (2, 0),
+    "paged-adamw": (0, 8),
+    "adamw-8bit": (0, 2 + 8 / 256),
+    "paged-adamw-8bit": (0, 2 + 8 / 256),
+    "adamw-4bit": (0, 1 + 8 / 128),
+    "lion": (1, 0),
+    "lion-8bit": (0, 1 + 4 / 256),
+    "sgd": (0, 0),
+    "adafactor": (0, 0),
+    "deepspeed-cpu-adam": (2, 0),
+}
+SUB_GROUP = 10**9  # ZeRO-3 steps this many parameters at a time (ms-swift zero3.json: sub_group_size)
+
+
+def adapters(job: Job) -> int:
+    """Bytes of LoRA parameters on one device; full tuning trains the weights themselves."""
+    if job.candidate.tuner == "full" or job.candidate.parallel == "fsdp2_offload":
+        return 0
+    total = job.trainable * job.trainable_bytes_each
+    if job.candidate.uses_fsdp:
+        return -(-total // job.shards)
+    return total  # ZeRO-3 keeps what is below its persistence threshold whole, adapters of small rank included
+
+
+def gradients(job: Job) -> int:
+    """Bytes of gradients kept between micro batches on one device.
+
+    ZeRO-2 and 3 keep a shard, offload none (they stream to the host), DDP a second copy in its buckets.
+    """
+    candidate = job.candidate
+    if candidate.offload:
+        return 0
+    total = split(job, job.trainable * job.grad_bytes_each)
+    if candidate.zero_stage >= 2 or candidate.uses_fsdp:
+        return -(-total // job.shards)
+    if candidate.parallel == "ddp":
+        return 2 * total
+    return total
+
+
+def optimizer(job: Job) -> int:
+    """Bytes of optimizer states on one device, the fp32 master copy of DeepSpeed included."""
+    candidate = job.candidate
+    if candidate.offload:
+        return 0
+    total = state_bytes(job)
+    if candidate.uses_deepspeed:
+        total += split(job, job.trainable * 4)
+    if candidate.uses_deepspeed or candidate.uses_fsdp:
+        return -(-total // job.shards)
+    return total
+
+
+def state_bytes(job: Job) -> int:
+    """Bytes of the optimizer's own states over all shards, without master weights."""
+    each = 4 if job.candidate.uses_deepspeed else job.trainable_bytes_each
+    name = job.effective.optimizer.removeprefix("host-")
+    if name == "adafactor":  # a row and a column of fp32 per matrix
+        return split(job, 4 * job.shape.linear_io)
+    scaled, plain = _PER_PARAMETER.get(name, (2, 0))
+    return split(job, int(job.trainable * (scaled * each + plain)))
+
+
+def step_temporaries(job: Job) -> int:
+    """Bytes that exist only inside the optimizer's step on one device.
+
+    foreach AdamW takes the square root of a whole state at once; DeepSpeed casts the gradient shard to fp32
+    (ZeRO-3: one sub-group at a time).
+    """
+    candidate = job.candidate
+    if candidate.offload:
+        return 0
+    if candidate.uses_deepspeed:
+        shard = split(job, job.trainable) // job.shards
+        if candidate.zero_stage == 3:
+            shard = min(shard, SUB_GROUP)
+        return 4 * shard if job.grad_bytes_each == 2 else 0
+    if job.effective.optimizer == "foreach-adamw":
+        total = split(job, job.trainable * job.trainable_bytes_each)
+        return total // job.shards if candidate.uses_fsdp else total
+    return 0
+
+
+def split(job: Job, total: int) -> int:
+    """A tensor- or pipeline-parallel rank trains its own part only."""
+    return -(-total // (job.candidate.tp * job.candidate.pp))

@@ -1,0 +1,46 @@
+"""Bytes of weights that stay on one device."""
+
+from __future__ import annotations
+
+from swift_autobatch.predict.job import Job
+
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # 4-bit codes, 8-bit scales per 64, fp32 scale per 256 of those
+
+
+def resident(job: Job) -> int:
+    """Bytes of the model's own weights on one device, adapters not included.
+
+    Quantisation reaches the linears of the decoder layers only: embeddings, head, norms and (fused) experts
+    stay 16-bit. ZeRO-3 and FSDP shard what is there; offload of parameters keeps none.
+
+    Source: bitsandbytes functional.py (blocksize 64, double quantisation); DeepSpeed memory.rst.
+    """
+    candidate, shape = job.candidate, job.shape
+    if candidate.parallel in ("zero3_offload", "fsdp2_offload"):
+        return 0
+    each = job.trainable_bytes_each if candidate.tuner == "full" else job.weight_bytes_each
+    total = shape.total * each
+    if candidate.quant == "nf4":
+        total -= int(shape.linears * (job.weight_bytes_each - NF4_BYTES))
+    elif candidate.quant == "int8":
+        total -= shape.linears * (job.weight_bytes_each - 1)
+    if candidate.zero_stage == 3 or candidate.uses_fsdp:
+        total = -(-total // job.shards)
+    split = candidate.tp * candidate.pp
+    if split > 1:  # embedding stays whole on every tensor-parallel rank under AutoTP
+        whole = shape.embedding * each if candidate.pp == 1 else 0
+        total = whole + (total - whole) // split
+    return total
+
+
+def why(job: Job) -> str:
+    """In words, for the term table."""
+    candidate = job.candidate
+    kind = {"none": f"{job.weight_bytes_each} B a parameter", "nf4": "NF4 linears, the rest 16-bit"}.get(
+        candidate.quant, "int8 linears, the rest 16-bit"
+    )
+    if candidate.tuner == "full":
+        kind = f"{job.trainable_bytes_each} B a parameter"
+    if candidate.zero_stage == 3 or candidate.uses_fsdp:
+        kind += f", 1/{job.shards} on each rank" if not candidate.offload else ", on the host"
+    return kind + (f", tensor parallel {candidate.tp}" if candidate.tp > 1 else "")

@@ -1,0 +1,185 @@
+"""The planner's promises: deterministic, within budget, in the order of choice, explained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import builders
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_autobatch.errors import NothingFitsError, UsageError
+from swift_autobatch.plan import make_plan
+from swift_autobatch.records import Plan
+from swift_autobatch.strategies import load_strategies
+
+TABLE = load_strategies()
+SHORT = (60, 80, 100, 120) * 25
+
+
+def plan(tmp_path: Path, gpus: str | None = "1x4090", model: str = "Qwen/Qwen2.5-7B-Instruct", **changes: Any) -> Plan:
+    lengths = changes.pop("lengths", SHORT)
+    facts = builders.facts(tmp_path, gpus, model, lengths, **changes.pop("facts", {}))
+    return make_plan(builders.request(**changes), facts, TABLE, "/project", "/home/user")
+
+
+def args(decided: Plan) -> dict[str, Any]:
+    return {flag: arg.value for flag, arg in decided.engine_args.items()}
+
+
+def test_planning_twice_gives_the_same_digest(tmp_path: Path) -> None:
+    assert plan(tmp_path).digest == plan(tmp_path).digest
+
+
+def test_one_card_takes_lora_in_16_bit_before_4_bit(tmp_path: Path) -> None:
+    decided = plan(tmp_path)
+    assert decided.candidate.strategy == "single-lora"
+    assert decided.candidate.effective_batch == 16
+    lost = {item.candidate.strategy: item.why for item in decided.runners_up}
+    assert lost["single-qlora"].startswith("4-bit only when 16-bit does not fit")
+
+
+def test_every_value_has_a_source(tmp_path: Path) -> None:
+    decided = plan(tmp_path)
+    assert all(arg.source for arg in decided.engine_args.values())
+    assert all(variable.source for variable in decided.env.values())
+
+
+def test_a_pinned_flag_is_never_changed(tmp_path: Path) -> None:
+    pins = {"per_device_train_batch_size": "2", "learning_rate": "3e-4", "seed": "7", "lora_rank": "64"}
+    decided = plan(tmp_path, pins=pins)
+    assert {flag: args(decided)[flag] for flag in pins} == pins
+    assert decided.candidate.micro_batch == 2
+    assert decided.candidate.accumulation == 8
+    assert decided.engine_args["learning_rate"].source == "flag --learning_rate"
+
+
+def test_three_cards_round_the_batch_up_and_scale_the_learning_rate(tmp_path: Path) -> None:
+    decided = plan(tmp_path, "3x4090")
+    assert decided.candidate.effective_batch == 18
+    assert float(args(decided)["learning_rate"]) == pytest.approx(1e-4 * (18 / 16) ** 0.5, rel=1e-2)
+    assert decided.notes[0].startswith("effective batch 18 instead of 16")
+
+
+def test_four_a100_at_64_as_the_article_has_it(tmp_path: Path) -> None:
+    decided = plan(tmp_path, "4xA100-80G", global_batch=64, pins={"per_device_train_batch_size": "2"})
+    assert decided.candidate.accumulation == 8
+
+
+def test_t4_gets_float16(tmp_path: Path) -> None:
+    decided = plan(tmp_path, "1xT4")
+    assert decided.candidate.torch_dtype == "float16"
+    assert args(decided)["torch_dtype"] == "float16"
+
+
+def test_lr_scaling_forms(tmp_path: Path) -> None:
+    rates = {
+        scaling: float(args(plan(tmp_path, global_batch=64, lr_scaling=scaling))["learning_rate"])
+        for scaling in ("none", "sqrt", "linear")
+    }
+    assert rates == {"none": 1e-4, "sqrt": 2e-4, "linear": 4e-4}
+    base = plan(tmp_path, lr_base=(2e-4, 256))
+    assert float(args(base)["learning_rate"]) == pytest.approx(2e-4 * (16 / 256) ** 0.5)
+
+
+def test_warmup_grows_with_large_batches(tmp_path: Path) -> None:
+    assert args(plan(tmp_path))["warmup_ratio"] == "0.05"
+    assert args(plan(tmp_path, global_batch=128))["warmup_ratio"] == "0.1"
+    assert "warmup_ratio" not in args(plan(tmp_path, pins={"warmup_steps": "3"}))
+
+
+def test_a_strategy_can_be_forced_and_says_why_not(tmp_path: Path) -> None:
+    assert plan(tmp_path, strategy="single-qlora-offload").candidate.parallel == "zero2_offload"
+    with pytest.raises(UsageError, match="needs 2 devices"):
+        plan(tmp_path, strategy="multi-zero2")
+    with pytest.raises(UsageError, match="no strategy is called") as caught:
+        plan(tmp_path, strategy="single-lorra")
+    assert "single-lora" in caught.value.hints[0]
+
+
+def test_a_pinned_combination_that_no_rule_allows_names_the_rule(tmp_path: Path) -> None:
+    pins = {"quant_method": "bnb", "quant_bits": "4", "deepspeed": "zero3"}
+    with pytest.raises(UsageError, match="rule quant-zero3") as caught:
+        plan(tmp_path, "2x4090", pins=pins)
+    assert "--deepspeed zero2" in caught.value.hints[0]
+
+
+def test_quant_bits_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="silently ignored"):
+        plan(tmp_path, pins={"quant_bits": "4"})
+
+
+def test_megatron_is_refused_with_its_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="megatron sft is not rendered"):
+        plan(tmp_path, "4x4090", parallel_method="megatron")
+
+
+def test_one_switch_changes_the_engine(tmp_path: Path) -> None:
+    assert plan(tmp_path, "2x4090", parallel_method="fsdp").candidate.parallel == "fsdp2"
+    assert plan(tmp_path, "2x4090", parallel_method="deepspeed").candidate.parallel.startswith("zero")
+
+
+def test_full_7b_on_one_24gb_card_does_not_fit_and_says_what_would(tmp_path: Path) -> None:
+    with pytest.raises(NothingFitsError) as caught:
+        plan(tmp_path, pins={"tuner_type": "full"})
+    hints = " ".join(caught.value.hints)
+    assert "ram=" in hints
+    assert "--tuner_type lora" in hints
+
+
+def test_full_7b_on_one_24gb_card_with_256_gib_host(tmp_path: Path) -> None:
+    decided = plan(tmp_path, "1x4090,ram=256", pins={"tuner_type": "full"})
+    assert decided.candidate.parallel == "zero3_offload"
+    assert decided.engine_args["deepspeed"].value == "$RUN/autoswift/ds.json"
+
+
+def test_rows_that_cannot_train_are_dropped_only_when_nothing_else_fits(tmp_path: Path) -> None:
+    lengths = (200,) * 990 + (120_000,) * 10
+    decided = plan(tmp_path, "1x3090", lengths=lengths)
+    assert decided.candidate.max_length < 120_000
+    assert any("dropped" in note for note in decided.notes)
+
+
+def test_self_cognition_data_gets_a_system_prompt_proposed(tmp_path: Path) -> None:
+    decided = plan(tmp_path, facts={"self_cognition": True, "persona": "Ember"})
+    assert any("--system" in offer and "Ember" in offer for offer in decided.proposals)
+    assert "system" not in args(decided)
+
+
+def test_master_port_and_devices_are_left_to_launch(tmp_path: Path) -> None:
+    decided = plan(tmp_path, "4x4090")
+    assert decided.env["MASTER_PORT"].value == "${MASTER_PORT:-free}"
+    assert decided.env["CUDA_VISIBLE_DEVICES"].value == "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
+    assert decided.env["NPROC_PER_NODE"].value == "4"
+
+
+def test_free_memory_shared_with_others_shrinks_the_budget(tmp_path: Path) -> None:
+    facts = builders.facts(tmp_path, "1x4090", lengths=(2048,) * 50)
+    gpu = replace(facts.machine.gpus[0], free_bytes=facts.machine.gpus[0].total_bytes // 3)
+    busy = replace(facts, machine=replace(facts.machine, gpus=(gpu,)))
+    decided = make_plan(builders.request(), busy, TABLE, "/project", "/home/user")
+    assert decided.candidate.quant == "nf4"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    spec=st.sampled_from(["1x3090", "2x4090", "4xA100-80G", "1xT4", "8xH100", "1xL4"]),
+    model=st.sampled_from(["Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-32B-Instruct"]),
+    tuner=st.sampled_from(["lora", "full"]),
+    length=st.integers(16, 6000),
+    batch=st.sampled_from([1, 8, 16, 60, 128]),
+)
+def test_no_chosen_plan_is_above_its_budget(
+    tmp_path_factory: pytest.TempPathFactory, spec: str, model: str, tuner: str, length: int, batch: int
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("plan")
+    try:
+        decided = plan(tmp_path, spec, model, lengths=(length,) * 64, global_batch=batch, pins={"tuner_type": tuner})
+    except NothingFitsError as error:
+        assert error.figures
+        return
+    assert decided.prediction.fits
+    assert decided.candidate.effective_batch >= batch

@@ -1,0 +1,100 @@
+"""Every rule is broken by one candidate here and by none of the plain ones; a new rule must be added to BREAKS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import builders
+import pytest
+
+from swift_autobatch import rules
+from swift_autobatch.records import Facts
+
+# rule -> (changes of the plain candidate, machine or None for one 4090, changes of the facts)
+BREAKS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "parallel-needs-ranks": ({"world": 2}, "2x4090"),
+    "ddp-needs-two": ({"parallel": "ddp"}, "1x4090"),
+    "fsdp-needs-two": ({"parallel": "fsdp2"}, "1x4090"),
+    "fsdp-offload-unproved": ({"parallel": "fsdp2_offload", "world": 2, "device": "cpu"}, None),
+    "fsdp-quantised": ({"parallel": "fsdp2", "world": 2, "quant": "nf4"}, "2x4090"),
+    "quant-full": ({"tuner": "full", "quant": "nf4"}, "1x4090"),
+    "quant-zero3": ({"quant": "nf4", "parallel": "zero3", "world": 2}, "2x4090"),
+    "quant-of-quantised": ({"quant": "nf4"}, "1x4090"),
+    "bf16-needs-ampere": ({}, "1xT4"),
+    "fp16-on-cpu-deepspeed": ({"device": "cpu", "torch_dtype": "float16"}, None),
+    "fp16-full-weights": ({"tuner": "full", "torch_dtype": "float16"}, "1xT4"),
+    "flash-needs-ampere": ({"attn_impl": "flash_attention_2", "torch_dtype": "float16"}, "1xT4"),
+    "flash-on-cpu": ({"attn_impl": "flash_attention_2", "device": "cpu"}, None),
+    "flash-not-installed": ({"attn_impl": "flash_attention_2"}, "1x4090"),
+    "padding-free-needs-flash": ({"padding_free": True}, "1x4090"),
+    "group-by-length-packing": (
+        {"packing": True, "group_by_length": True, "attn_impl": "flash_attention_2"},
+        "1x4090 with flash-attn",
+    ),
+    "sp-divides-world": ({"world": 4, "parallel": "ddp", "sp": 3}, "4x4090"),
+    "sp-ring-needs-padding-free": ({"world": 8, "parallel": "zero3", "sp": 8}, "8xH100"),
+    "sp-attention": ({"world": 2, "parallel": "ddp", "sp": 2, "attn_impl": "eager"}, "2x4090"),
+    "sp-logits-to-keep": ({"world": 2, "parallel": "ddp", "sp": 2, "use_logits_to_keep": True}, "2x4090"),
+    "sp-with-tp": ({"world": 4, "parallel": "zero2", "sp": 2, "tp": 2, "tuner": "full"}, "4x4090"),
+    "autotp-full-only": ({"world": 2, "parallel": "zero1", "tp": 2}, "2x4090"),
+    "autotp-zero3": ({"world": 2, "parallel": "zero3", "tp": 2, "tuner": "full"}, "2x4090"),
+    "autotp-needs-deepspeed": ({"world": 2, "parallel": "ddp", "tp": 2, "tuner": "full"}, "2x4090"),
+    "autotp-kv-heads": ({"world": 8, "parallel": "zero1", "tp": 8, "tuner": "full"}, "8xH100"),
+    "offload-needs-compiler": ({"parallel": "zero2_offload"}, "here"),
+    "offload-needs-nvcc": ({"parallel": "zero2_offload"}, "here with a compiler"),
+    "offload-8bit-optimizer": ({"parallel": "zero2_offload", "optim": "adamw_8bit"}, "1x4090"),
+    "deepspeed-not-installed": ({"parallel": "zero2"}, "1x4090 without deepspeed"),
+    "bitsandbytes-not-installed": ({"quant": "nf4"}, "1x4090 without bitsandbytes"),
+    "liger-not-installed": ({"liger": True}, "1x4090"),
+    "rows-fewer-than-ranks": ({"world": 4, "parallel": "ddp"}, "4x4090"),
+    "megatron-not-rendered": ({"parallel": "megatron", "world": 2, "tp": 2}, "2x4090"),
+}
+
+
+def facts_for(rule: str, where: str | None, tmp_path: Path) -> Facts:
+    """The facts under which a rule bites; software is what each case says, not what this machine has."""
+    spec = where.split(" ")[0] if where and where != "here" and not where.startswith("here") else where and "1x4090"
+    found = builders.facts(tmp_path, gpus=spec, lengths=(100,) * (2 if rule == "rows-fewer-than-ranks" else 50))
+    versions = {"ms-swift": "4.6.0", "deepspeed": "0.19.8", "bitsandbytes": "0.50.2"}
+    compiler = "/usr/bin/c++" if where and "compiler" in where else None
+    for name in ("deepspeed", "bitsandbytes"):
+        if where and f"without {name}" in where:
+            del versions[name]
+    if where and "with flash-attn" in where:
+        versions["flash-attn"] = "2.8.3"
+    software = replace(found.machine.software, versions=versions, compiler=compiler, nvcc=None)
+    source = "this machine" if where and where.startswith("here") else found.machine.source
+    machine = replace(found.machine, software=software, source=source)
+    quantised = "gptq" if rule == "quant-of-quantised" else None
+    return replace(found, machine=machine, model=replace(found.model, quantised=quantised))
+
+
+def test_every_rule_is_visited() -> None:
+    assert [rule.id for rule in rules.RULES] == list(BREAKS)
+
+
+@pytest.mark.parametrize("rule", BREAKS)
+def test_a_candidate_breaks_the_rule(rule: str, tmp_path: Path) -> None:
+    changes, where = BREAKS[rule]
+    found = facts_for(rule, where, tmp_path)
+    assert rules.find(rule).when(builders.candidate(**changes), found)
+
+
+@pytest.mark.parametrize("rule", BREAKS)
+def test_a_plain_candidate_does_not(rule: str, tmp_path: Path) -> None:
+    found = builders.facts(tmp_path)
+    assert not rules.find(rule).when(builders.candidate(), found)
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.id)
+def test_every_rule_explains_itself(rule: rules.Rule) -> None:
+    assert rule.why
+    assert rule.fix
+    assert rule.proof
+
+
+def test_ids_are_unique() -> None:
+    ids = [rule.id for rule in rules.RULES]
+    assert len(ids) == len(set(ids))
