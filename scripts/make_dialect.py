@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import enum
 import json
 import re
 import sys
@@ -160,11 +161,14 @@ def _flag(action: argparse.Action, hint: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"kind": kind}
     if action.nargs == "+":
         row["many"] = True
-    if action.default is None or type(None) in typing.get_args(hint):
+    if action.default in (None, "") or type(None) in typing.get_args(hint):
         row["optional"] = True
-    if action.default is not None:
+    if action.default not in (None, ""):
         row["default"] = _plain(action.default)
-    choices = [str(choice) for choice in action.choices or () if choice is not None]
+    allowed = action.choices or ()
+    if isinstance(action.type, type) and issubclass(action.type, enum.Enum):
+        allowed = [member.value for member in action.type]  # the parser converts, it does not list them
+    choices = [str(choice) for choice in allowed if choice is not None]
     if choices:
         row["choices"] = choices
     return row

@@ -90,7 +90,6 @@ def _options(plan: Plan, asked: Path, answered: Path) -> tuple[str, ...]:
         ("--max_batch_size", "1"),
         ("--max_new_tokens", str(MAX_NEW_TOKENS)),
         ("--temperature", "0"),
-        ("--check_model", "false"),
     )
     return tuple(word for option in options for word in option)
 

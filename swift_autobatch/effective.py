@@ -96,9 +96,7 @@ def _loss(candidate: Candidate, model: ModelFacts, notes: list[str]) -> tuple[st
     return loss, "supervised" if keep else "all"
 
 
-def _attention(
-    candidate: Candidate, model: ModelFacts, machine: Machine, precision: str, notes: list[str]
-) -> str:
+def _attention(candidate: Candidate, model: ModelFacts, machine: Machine, precision: str, notes: list[str]) -> str:
     """The attention kernel, by what PyTorch's dispatcher finds on this chip for these inputs."""
     asked = candidate.attn_impl
     if asked in _FLASH_NAMES:

@@ -102,6 +102,12 @@ def effective(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return next((row for row in rows if row.get("event") == "effective"), None)
 
 
+def supervised_tokens(rows: Iterable[Mapping[str, Any]]) -> int | None:
+    """Tokens with a label in the steps that were counted, over all ranks; None: nobody counted."""
+    counted = [row["supervised_tokens"] for row in rows if isinstance(row.get("supervised_tokens"), int)]
+    return sum(counted) if counted else None
+
+
 def measured(rows: Iterable[Mapping[str, Any]]) -> tuple[Measured, ...]:
     """Peaks by phase over all ranks, in the order of phases; phases that did not happen are absent."""
     by_phase: dict[str, list[Mapping[str, Any]]] = {}

@@ -1,7 +1,7 @@
 """Chooses deterministically; keeps the runners-up and why each lost.
 
-Order of choice (design): pins; the asked batch; no dropped rows; 16-bit before 4-bit; then the fastest. Never from
-lora to full or back.
+Order of choice: pins; the asked batch; no dropped rows; 16-bit before 4-bit before weights streamed from the host;
+then the fastest. Never from lora to full or back.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _preference(pair: Scored, request: Request) -> tuple[Any, ...]:
     candidate, prediction = pair
     return (
         _batch_excess(candidate, request),
-        candidate.quant != "none",
+        candidate.weights_rank,
         round(log(max(prediction.epoch_s, 1e-9)) / log(_SAME_SPEED)),
         prediction.demand_bytes,
         prediction.host_p99_bytes,
@@ -168,10 +168,10 @@ def _why_not(pair: Scored, chosen: Candidate, best: Prediction, request: Request
         )
     if _batch_excess(candidate, request) > _batch_excess(chosen, request):
         return f"effective batch {candidate.effective_batch}, asked for {request.global_batch.value}"
-    if candidate.quant != "none" and chosen.quant == "none":
-        slower = prediction.epoch_s / best.epoch_s
-        return f"4-bit only when 16-bit does not fit; {slower:.2f} x the time" if slower > 1 else "16-bit fits"
     ratio = prediction.epoch_s / best.epoch_s
+    if candidate.weights_rank > chosen.weights_rank:
+        what = "4-bit" if candidate.quant != "none" else "weights streamed from the host"
+        return f"{what} only when nothing better fits; {ratio:.2f} x the time"
     if ratio <= _SAME_SPEED:
         return f"no faster (within 2 %) and needs {show_gib(prediction.demand_bytes)}"
     return f"{ratio:.2f} x the time: {show_seconds(prediction.epoch_s)} an epoch"
@@ -191,8 +191,10 @@ def _notes(candidate: Candidate, prediction: Prediction, facts: Facts, request: 
     dropped = sum(length > candidate.max_length for length in data.lengths) * data.kept // max(1, len(data.lengths))
     if dropped:
         notes.append(f"about {dropped} of {data.kept} rows are longer than {candidate.max_length} tokens: dropped")
-    if candidate.quant != "none" and "quant_bits" not in request.pins:
-        notes.append("4-bit weights: the model does not fit in 16-bit")
+    if candidate.quant != "none" and "quant_bits" not in request.pins and not request.strategy.value:
+        notes.append("4-bit weights: in 16-bit the model does not fit on the card")
+    if candidate.weights_rank == 2 and not request.strategy.value:
+        notes.append("weights stay in host RAM and cross PCIe for every layer: slow, but nothing else fits")
     if candidate.accumulation > schedule.COMFORTABLE_ACCUMULATION:
         notes.append(f"accumulation {candidate.accumulation} is above the comfortable 8-16: warmup 0.10, keep clipping")
     if not data.exact:

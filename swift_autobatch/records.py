@@ -212,7 +212,7 @@ class ModelFacts:
     intermediate: int
     vocab: int
     tied: bool
-    max_position: int
+    max_position: int  # 0: config.json does not say (ALiBi)
     params_total: int
     params_embedding: int  # the input embedding
     params_lm_head: int  # 0 when tied
@@ -268,6 +268,7 @@ class DataFacts:
     mean_tokens: float
     mean_supervised_tokens: float
     max_supervised_tokens: int
+    min_prompt_tokens: int = 0  # fewest tokens before a row's first label; 0: not counted
     costliest: tuple[Row, ...]  # dearest first
     tokenizer: str  # which tokenizer counted, or "assumed"
     exact: bool  # the tokenizer is the model's own
@@ -357,6 +358,13 @@ class Candidate:
     @property
     def offload(self) -> bool:
         return self.parallel.endswith("_offload")
+
+    @property
+    def weights_rank(self) -> int:
+        """0: 16-bit weights on the device; 1: quantised ones; 2: weights streamed from the host for every pass."""
+        if self.parallel in ("zero3_offload", "fsdp2_offload"):
+            return 2
+        return 1 if self.quant != "none" else 0
 
     @property
     def uses_deepspeed(self) -> bool:

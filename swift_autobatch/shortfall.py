@@ -86,7 +86,7 @@ def _best(
         return None
     costed = ((candidate, predict(facts, candidate)) for candidate in space.legal)
     fitting = [pair for pair in costed if pair[1].fits]
-    return min(fitting, key=lambda pair: (pair[0].quant != "none", pair[1].epoch_s), default=None)
+    return min(fitting, key=lambda pair: (pair[0].weights_rank, pair[1].epoch_s), default=None)
 
 
 def _trials(request: Request, facts: Facts, pins: Mapping[str, Sourced[Any]]) -> Iterator[tuple[str, Trial]]:

@@ -26,14 +26,16 @@ def plan(decided: Plan, *, verbose: bool = False, columns: int | None = None) ->
         _choice(decided, columns),
         section("What had to give", text.bullets(decided.notes, columns)),
         section(_memory_title(decided), _memory(decided, columns)),
+        section("Host RAM, all processes (predicted)", _host(decided.prediction, columns)),
         section("Time (predicted)", text.rows(_time(decided), columns)),
-        section("Command", text.command(_command(decided), columns)),
+        section("Command ($ROOT: this folder, $RUN: the run folder)", text.command(_command(decided), columns)),
         section("Runners-up", _runners_up(decided.runners_up, columns)),
         section("You may also want", text.bullets(decided.proposals, columns)),
         section("Assumed", text.bullets(_assumed(decided), columns)),
     ]
     if verbose:
         parts += [
+            section("Memory terms", text.bullets(_whys(decided), columns)),
             section("Where every value comes from", _sources(decided.engine_args, "--", columns)),
             section("Environment", _sources(decided.env, "", columns)),
             section("Refused by a rule", text.bullets(_illegal(decided), columns)),
@@ -50,8 +52,8 @@ def _choice(decided: Plan, columns: int) -> list[str]:
         ("strategy", f"{candidate.strategy}: {' '.join(decided.because.split())}"),
         (
             "batch",
-            f"{candidate.micro_batch} a device x {candidate.dp} ranks x {candidate.accumulation} accumulation "
-            f"= {candidate.effective_batch} effective",
+            f"{candidate.micro_batch} a device x {candidate.dp} rank{'s' * (candidate.dp > 1)} x "
+            f"{candidate.accumulation} accumulation = {candidate.effective_batch} effective",
         ),
         *(
             (words, f"{_value(decided.engine_args[flag].value)} ({decided.engine_args[flag].source})")
@@ -122,20 +124,15 @@ def _memory(decided: Plan, columns: int) -> list[str]:
     lines = [line(name, size) for name, size in terms]
     lines.append("  " + "-" * (wide + 13))
     lines += [line(name, size) for name, size in totals]
-    return lines + _host(prediction, columns)
+    return lines
 
 
 def _host(prediction: Prediction, columns: int) -> list[str]:
-    return text.rows(
-        [
-            (
-                "host RAM",
-                f"{show_gib(prediction.host_bytes)}, at most {show_gib(prediction.host_p99_bytes)} "
-                f"of {show_gib(prediction.host_budget_bytes)}, all processes together",
-            )
-        ],
-        columns,
+    words = (
+        f"{show_gib(prediction.host_bytes)} expected, at most {show_gib(prediction.host_p99_bytes)} "
+        f"of {show_gib(prediction.host_budget_bytes)}"
     )
+    return text.wrapped(words, columns)
 
 
 def _time(decided: Plan) -> list[tuple[str, str]]:
@@ -152,7 +149,9 @@ def _time(decided: Plan) -> list[tuple[str, str]]:
 
 
 def _command(decided: Plan) -> list[str]:
-    words = [f"{name}={text.quoted(var.value)}" for name, var in decided.env.items()]
+    # A port "free" is chosen at launch; typed by hand, the engine's own default will do.
+    env = {name: var.value for name, var in decided.env.items() if not var.value.endswith(":-free}")}
+    words = [f"{name}={text.quoted(value)}" for name, value in env.items()]
     args = []
     for flag, arg in decided.engine_args.items():
         args += [f"--{flag}", *([arg.value] if isinstance(arg.value, str) else arg.value)]
@@ -181,6 +180,10 @@ def _sources(
         lines += text.wrapped(f"{dashes}{name} {_value(found.value)}", columns, indent="      ", first="  ")
         lines += text.wrapped(found.source, columns, indent="      ")
     return lines
+
+
+def _whys(decided: Plan) -> list[str]:
+    return [f"{term.name}, {show_gib(term.bytes)}: {term.why}" for term in decided.prediction.terms if term.bytes]
 
 
 def _illegal(decided: Plan) -> list[str]:

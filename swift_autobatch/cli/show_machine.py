@@ -25,7 +25,7 @@ def machine(found: Machine, *, verbose: bool = False, columns: int | None = None
             f"{show_gib(host.ram_budget_bytes)} of {show_gib(host.ram_total_bytes)} usable ({host.ram_source})",
         ),
         ("/dev/shm", show_gib(host.shm_bytes)),
-        ("disk", f"{show_gib(host.disk_free_bytes)} free"),
+        ("free disk", show_gib(host.disk_free_bytes)),
         ("CUDA_VISIBLE_DEVICES", "unset" if found.visible_devices is None else repr(found.visible_devices)),
     ]
     software = found.software

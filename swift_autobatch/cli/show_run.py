@@ -107,10 +107,11 @@ def _answers_title(answers: Sequence[Answer]) -> str:
 def _answers(answers: Sequence[Answer], columns: int) -> list[str]:
     lines: list[str] = []
     for one in answers:
-        lines += text.wrapped(one.question, columns, indent="    ", first="  ? ")
-        lines += text.wrapped(
-            one.answer or "(nothing)", columns, indent="    ", first="  = " if one.matches else "  ! "
-        )
-        if not one.matches:
-            lines += text.wrapped(f"trained: {one.expected}", columns, indent="    ")
+        said = one.answer or "(nothing)"
+        lines += text.wrapped(one.question, columns)
+        if one.matches:
+            lines += text.wrapped(f"as trained: {said}", columns, indent="      ", first="    ")
+        else:
+            lines += text.wrapped(f"answered: {said}", columns, indent="      ", first="    ")
+            lines += text.wrapped(f"trained: {one.expected}", columns, indent="      ", first="    ")
     return lines

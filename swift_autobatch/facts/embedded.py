@@ -56,9 +56,9 @@ CONFIG: Mapping[str, Any] = MappingProxyType(
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
         "attention_dropout": 0.0,
-        "initializer_range": 0.02,
+        "initializer_range": 0.08,
         "use_cache": True,
         "use_sliding_window": False,
         "dtype": "float32",
@@ -73,7 +73,10 @@ DEFAULTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "tuner_type": ("full", "a random model has nothing to adapt: every weight must learn"),
         "torch_dtype": ("float32", "the embedded weights are float32"),
         "learning_rate": ("1e-3", "a random 3 M-parameter model wants 100 times the rate of a pretrained one"),
-        "num_train_epochs": ("10", "it knows the 50 rows by heart after about 8"),
+        "num_train_epochs": (
+            "15",
+            "40 steps learn most of the 50 rows, 56 learned every answer exactly; 60 leave a margin",
+        ),
     }
 )
 
@@ -236,8 +239,8 @@ def _tokenizer(texts: list[str]) -> Tokenizer:
 def _weights() -> Iterator[tuple[str, numpy.ndarray[Any, Any]]]:
     """Random float32 weights by their Hugging Face names, the same on every machine.
 
-    Normal with ``initializer_range``; projections that write into the residual stream are narrower by
-    sqrt(2 layers), so that the stream keeps its size with depth (GPT-2's initialisation).
+    Normal with ``initializer_range``, four times the usual 0.02: with so few steps the layers must pass the question
+    on from the start. Measured over 40 steps at 1e-3: 0 of 50 answers exact at 0.02, 46 at 0.08.
     """
     import numpy
 
@@ -245,24 +248,23 @@ def _weights() -> Iterator[tuple[str, numpy.ndarray[Any, Any]]]:
     hidden, wide, layers = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["num_hidden_layers"]
     keys = hidden // CONFIG["num_attention_heads"] * CONFIG["num_key_value_heads"]
 
-    def normal(rows: int, columns: int, scale: float = 1.0) -> numpy.ndarray[Any, Any]:
-        spread = CONFIG["initializer_range"] * scale
+    def normal(rows: int, columns: int) -> numpy.ndarray[Any, Any]:
+        spread = float(CONFIG["initializer_range"])
         return (random.standard_normal((rows, columns)) * spread).astype(numpy.float32)
 
     def ones(length: int) -> numpy.ndarray[Any, Any]:
         return numpy.ones(length, dtype=numpy.float32)
 
-    narrow = (2 * layers) ** -0.5
     yield "model.embed_tokens.weight", normal(VOCAB, hidden)
     for layer in range(layers):
         at = f"model.layers.{layer}"
         for name, rows in (("q", hidden), ("k", keys), ("v", keys)):
             yield f"{at}.self_attn.{name}_proj.weight", normal(rows, hidden)
             yield f"{at}.self_attn.{name}_proj.bias", numpy.zeros(rows, dtype=numpy.float32)
-        yield f"{at}.self_attn.o_proj.weight", normal(hidden, hidden, narrow)
+        yield f"{at}.self_attn.o_proj.weight", normal(hidden, hidden)
         yield f"{at}.mlp.gate_proj.weight", normal(wide, hidden)
         yield f"{at}.mlp.up_proj.weight", normal(wide, hidden)
-        yield f"{at}.mlp.down_proj.weight", normal(hidden, wide, narrow)
+        yield f"{at}.mlp.down_proj.weight", normal(hidden, wide)
         yield f"{at}.input_layernorm.weight", ones(hidden)
         yield f"{at}.post_attention_layernorm.weight", ones(hidden)
     yield "model.norm.weight", ones(hidden)

@@ -27,7 +27,8 @@ class Family:
     qkv_bias: bool | str = False
     out_bias: bool | str = False
     mlp_bias: bool | str = False
-    qk_norm: Literal["", "head", "full"] | str = ""  # one weight a head dimension, or one an output; or a config key
+    qk_norm: Literal["", "head", "full"] = ""  # one weight for each head dimension, or for each output
+    qk_norm_key: str = ""  # the key of config.json that turns it on; empty: always on
     norms: int = 2  # of hidden size, per layer
     norm_weights: int = 1  # 2: a LayerNorm with bias
     final_norm: bool = True
@@ -112,7 +113,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "glm": _GLM,
         "glm4": replace(_GLM, norms=4),
         "glm4v_text": replace(_GLM, norms=4, qkv_bias=True),
-        "glm4_moe": Family(qkv_bias="attention_bias", qk_norm="use_qk_norm"),
+        "glm4_moe": Family(qkv_bias="attention_bias", qk_norm="head", qk_norm_key="use_qk_norm"),
         "glm4v_moe_text": Family(qkv_bias="attention_bias"),
         "glm4_moe_lite": _PLAIN,
         "chatglm": replace(
@@ -132,7 +133,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "olmo": Family(qkv_bias="attention_bias", out_bias="attention_bias", norms=0, final_norm=False),
         "olmo2": Family(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm="full"),
         "olmo3": Family(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm="full"),
-        "cohere": Family(norms=1, qk_norm="use_qk_norm", tied=True),
+        "cohere": Family(norms=1, qk_norm="full", qk_norm_key="use_qk_norm", tied=True),
         "falcon": replace(_NEOX, qkv_bias="bias", out_bias="bias", mlp_bias="bias", norms=1, tied=True),
         "gpt_neox": replace(_NEOX, qkv_bias=True, out_bias=True, mlp_bias=True),
         "bloom": replace(_NEOX, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, embedding_norm=True),

@@ -50,9 +50,12 @@ def read_model(name: str, env: Environment) -> ModelFacts:
     if cached is not None:
         config = _read_config(cached[0])
         return _facts(name, config, row=row, folder=cached[0], source=f"config.json in the {cached[1]}")
+    copied = ""
+    if row is None and name.count("/") == 1:  # a copy under another owner: unsloth/..., LLM-Research/...
+        row, copied = _row_by_name(Path(name)), f"; {name} is taken to be a copy, by its name"
     if row is None:
         raise _unknown(name)
-    return _facts(name, row.config, row=row, folder=None, source=f"models.jsonl: {row.id}")
+    return _facts(name, row.config, row=row, folder=None, source=f"models.jsonl: {row.id}{copied}")
 
 
 # ---------------------------------------------------------------------------------------------- where it is

@@ -109,15 +109,11 @@ def _parse_line(path: Path, number: int, text: str) -> Any:
 
 def _texts(path: Path, line: int, stream: BinaryIO, update: Update) -> Iterator[str]:
     """The rest of a file in pieces of about 1 MiB, decoded."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
     while raw := stream.read(_CHUNK_BYTES):
-        update(raw)
         raw += stream.readline()  # a piece ends with a line, so that an error can name its line
-        update_tail = raw[_CHUNK_BYTES:]
-        if update_tail:
-            update(update_tail)
+        update(raw)
         try:
-            yield decoder.decode(raw)
+            yield raw.decode("utf-8")
         except UnicodeDecodeError as error:
             head = raw[: error.start]
             start = head.rfind(b"\n") + 1
@@ -133,10 +129,13 @@ class _Window:
         self.text = text
         self.at = 0
         self.line = line
+        self.column = 0  # characters of this line that were cut off before ``text``
         self.more = more
 
     def grow(self) -> bool:
         """Appends further pieces, at least doubling the window so that one huge row costs linear time."""
+        break_at = self.text.rfind("\n", 0, self.at)
+        self.column = self.at - break_at - 1 if break_at >= 0 else self.column + self.at
         kept = self.text[self.at :]
         pieces = [kept]
         size = 0
@@ -166,9 +165,10 @@ class _Window:
             try:
                 value, end = decoder.raw_decode(self.text, self.at)
             except (ValueError, RecursionError) as error:
-                if self.grow():
+                cut = self.at > 0  # after growing, the value starts the window and errors count from it
+                if self.grow() or cut:
                     continue
-                raise _malformed(path, self.line, self.text[self.at :], error) from error
+                raise _malformed(path, self.line, self.text, error, self.column) from error
             if end == len(self.text) and not isinstance(value, dict | list | str) and self.grow():
                 continue  # a number that touches the end of the window may go on
             self.line += self.text.count("\n", self.at, end)
@@ -210,15 +210,16 @@ def _broken(path: Path, line: int, wrong: str) -> InputError:
     )
 
 
-def _malformed(path: Path, line: int, text: str, error: Exception) -> InputError:
+def _malformed(path: Path, line: int, text: str, error: Exception, column: int = 0) -> InputError:
     """A JSON error as people say it: which line and column, and what is usually meant there."""
     if isinstance(error, RecursionError):
         return _broken(path, line, "brackets are nested too deeply")
     if not isinstance(error, json.JSONDecodeError):
         return _broken(path, line, str(error).partition(";")[0])
     at_line = line + error.lineno - 1
+    at_column = error.colno + (column if error.lineno == 1 else 0)
     return InputError(
-        f"not JSON: {_meaning(text, error)} (column {error.colno})",
+        f"not JSON: {_meaning(text, error)} (column {at_column})",
         where=f"{path}:{at_line}",
         hints=(f"fix line {at_line}, or delete it: sed -i '{at_line}d' {path}",)
         if path.suffix == ".jsonl"
@@ -296,11 +297,14 @@ def _is_number(cell: str) -> bool:
         float(cell)
     except ValueError:
         return cell in ("True", "False")
-    return "_" not in cell
+    return "_" not in cell  # Python reads 1_000, pandas does not
 
 
 def _typed(row: dict[str, str], numeric: frozenset[str]) -> dict[str, Any]:
-    if not numeric:
-        return dict(row)
-    return {name: float(cell) if name in numeric and _is_number(cell) and cell not in ("True", "False") else
-            (cell == "True" if name in numeric else cell) for name, cell in row.items()}
+    return {name: _number(cell) if name in numeric else cell for name, cell in row.items()}
+
+
+def _number(cell: str) -> float | bool | str:
+    if cell in ("True", "False"):
+        return cell == "True"
+    return float(cell) if _is_number(cell) else cell

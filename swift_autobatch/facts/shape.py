@@ -258,12 +258,11 @@ class _Layer:
         if _first(text, ("kv_lora_rank",)):
             return ranks  # the norms on the low-rank activations
         q, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
-        wanted = family.qk_norm
-        kind = ("full" if text.get(wanted) else "") if wanted not in ("", "head", "full") else wanted
+        normed = not family.qk_norm_key or bool(text.get(family.qk_norm_key))
         return (
             ((q + 2 * kv) if _says(text, family.qkv_bias) else 0)
             + (size.hidden if _says(text, family.out_bias) else 0)
-            + {"": 0, "head": 2 * size.head_dim, "full": q + kv}[kind]
+            + {"": 0, "head": 2 * size.head_dim, "full": q + kv}[family.qk_norm if normed else ""]
             + family.extra_per_head * size.heads
         )
 

@@ -26,6 +26,7 @@ class Evidence:
     steps: tuple[Step, ...]
     measured: tuple[Measured, ...]
     effective: Mapping[str, Any] | None
+    supervised_tokens: int | None  # in all steps, over all ranks; None: not counted
     phase: Phase | None  # where the job was when the telemetry ends; None: before a trainer existed
     log: engine_log.LogFacts
     log_error: str | None = None
@@ -45,6 +46,7 @@ def collect(folder: Path, child: ChildResult, *, rows: int, planned_steps: int, 
         steps=engine_log.steps(engine_log.read_rows(folder / "logging.jsonl")),
         measured=engine_log.measured(telemetry),
         effective=engine_log.effective(telemetry),
+        supervised_tokens=engine_log.supervised_tokens(telemetry),
         phase=engine_log.last_phase(telemetry),
         log=engine_log.scan(engine_log.read_log(folder / "autoswift" / "swift.log")),
         log_error=child.log_error,

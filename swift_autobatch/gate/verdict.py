@@ -14,6 +14,7 @@ from collections.abc import Callable
 from swift_autobatch.gate.causes import in_argument_check, known_cause
 from swift_autobatch.gate.evidence import Evidence
 from swift_autobatch.records import Plan, Reason, VerdictWord
+from swift_autobatch.schedule import DEFAULT_LR
 from swift_autobatch.units import show_gib, show_seconds
 
 # A uniform guess over the vocabulary costs ln V; five times that after two steps is a broken run, not a bad start
@@ -146,10 +147,12 @@ def _nan(evidence: Evidence, plan: Plan) -> Reason | None:
 
 
 def _zero(evidence: Evidence, plan: Plan) -> Reason | None:
-    if all(step.loss == 0 and not step.grad_norm for step in evidence.steps):
+    """With the NaN filter off the engine logs the loss of nothing as NaN (0 / 0), with the filter as 0."""
+    masked = all((step.loss == 0 or _nan_of(step.loss)) and not step.grad_norm for step in evidence.steps)
+    if evidence.supervised_tokens == 0 or (evidence.supervised_tokens is None and masked):
         return Reason(
             code="zero-loss",
-            text="loss and gradient are exactly 0: no token of these rows is trained on",
+            text="no token of these rows is trained on: every label is masked, so there is no loss and no gradient",
             hints=(
                 "give every row an assistant turn that is not empty",
                 "a --loss_scale that keeps the answers",
@@ -163,6 +166,10 @@ def _zero(evidence: Evidence, plan: Plan) -> Reason | None:
             hints=("a --target_modules that matches this model", "unfreeze parameters: --freeze_parameters_ratio 0"),
         )
     return None
+
+
+def _nan_of(value: float | None) -> bool:
+    return value is not None and math.isnan(value)
 
 
 def _diverged(evidence: Evidence, plan: Plan) -> Reason | None:
@@ -268,8 +275,8 @@ _RULES: tuple[_Rule, ...] = (
     _rows_dropped,
     _crashed,
     _no_step,
-    _nan,
     _zero,
+    _nan,
     _diverged,
     _silently_off,
     _unmeasured,
@@ -304,13 +311,15 @@ def _needs_less(other: object, plan: Plan) -> bool:
 
 
 def _tame(plan: Plan) -> tuple[str, ...]:
+    """A lower learning rate: the tuner's default when the plan's is far above it, else a tenth."""
     rate = plan.engine_args.get("learning_rate")
-    try:
-        lower = (f"--learning_rate {float(str(rate.value)) / 10:g}",) if rate is not None else ()
-    except ValueError:
-        lower = ()
+    lower: tuple[str, ...] = ()
+    if rate is not None:
+        default = DEFAULT_LR.get(plan.candidate.tuner, DEFAULT_LR["lora"])
+        now = float(str(rate.value))
+        lower = (f"--learning_rate {default if now > 10 * default else now / 10:g}",)
     fp16 = ("--torch_dtype bfloat16 if the card can",) if plan.candidate.torch_dtype == "float16" else ()
-    return (*lower, *fp16, "look for broken characters or empty answers in the rows above")
+    return (*lower, *fp16, "look for broken characters or empty answers in the costliest rows")
 
 
 def _rate(plan: Plan) -> str:

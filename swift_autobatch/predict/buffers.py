@@ -34,14 +34,12 @@ def layer(job: Job) -> int:
     """
     candidate, shape = job.candidate, job.shape
     total = 0
-    if candidate.zero_stage == 3 and job.shards > 1:
+    if _gathers(job):
         total += min(MAX_LIVE, shape.total) * job.weight_bytes_each
     elif candidate.uses_fsdp:
         total += 2 * shape.layer * 2
         if candidate.tuner == "full":
             total += 6 * shape.layer  # the layer's 16-bit gradients and the fp32 input of the reduction
-    elif candidate.zero_stage == 3:
-        total += 2 * shape.layer * job.weight_bytes_each
     if candidate.quant == "nf4":
         total += int(shape.largest_linear * (2 + 4 / 64))  # one dequantised linear and its fp32 scales
     elif candidate.quant == "int8":
@@ -55,13 +53,10 @@ def loss(job: Job) -> int:
     """Bytes of the embedding and head made whole beside the logits, sharded runs only."""
     candidate, shape = job.candidate, job.shape
     ends = shape.embedding + shape.head
-    if candidate.zero_stage == 3 and job.shards > 1:
+    if _gathers(job):
         return max(min(MAX_LIVE, shape.total), shape.head or shape.embedding) * job.weight_bytes_each
-    if candidate.zero_stage == 3:
-        return (shape.head or shape.embedding) * job.weight_bytes_each
     if candidate.uses_fsdp:
-        # the root group is gathered through the whole backward; its gradients and reduction where it trains
-        return ends * (2 + (6 if candidate.tuner == "full" else 0))
+        return 2 * ends  # the root group stays gathered through the whole backward
     return 0
 
 
@@ -73,10 +68,24 @@ def step(job: Job) -> int:
 
 
 def root(job: Job) -> int:
-    """Bytes of FSDP's root group, gathered while the layers run."""
+    """Bytes of FSDP's root group while the layers run: gathered, and the head's gradient not yet reduced."""
     if not job.candidate.uses_fsdp:
         return 0
-    return 2 * (job.shape.embedding + job.shape.head)
+    shape = job.shape
+    waiting = 2 * (shape.head or shape.embedding) if job.candidate.tuner == "full" else 0
+    return 2 * (shape.embedding + shape.head) + waiting
+
+
+def root_reduction(job: Job) -> int:
+    """Bytes at the end of backward under FSDP2: two 16-bit copies of the root group and its fp32 reduction."""
+    if not job.candidate.uses_fsdp or job.candidate.tuner != "full":
+        return 0
+    return 6 * (job.shape.embedding + job.shape.head)
+
+
+def _gathers(job: Job) -> bool:
+    """Whether ZeRO-3 makes whole copies on the device: with one rank and no offload the shard is the parameter."""
+    return job.candidate.zero_stage == 3 and (job.shards > 1 or job.candidate.offload)
 
 
 def _largest_trainable(job: Job) -> int:

@@ -23,8 +23,9 @@ class Constants:
     context_gib: float
     nccl_gib: float
     workspace_gib: float
-    reserve_static: float
-    reserve_p50: float
+    reserve_lasting: float
+    reserve_layers: float
+    reserve_passing: float
     reserve_p99: float
     cpu_process_gib: float
     gpu_process_gib: float
@@ -183,8 +184,8 @@ def _kept(candidate: Candidate, effective: Effective, data: DataFacts, row: int,
     """Rows that reach the vocabulary projection in the costliest micro batch.
 
     One row a batch (and a packed row): exactly the supervised ones. Several rows: the suffix that starts at
-    the earliest label of any row, so one short prompt makes the long rows keep theirs too.
-    Source: ms-swift mixin.py `prepare_logits_to_keep`.
+    the earliest label of any row, so one short prompt makes the long rows keep theirs too; where the shortest
+    prompt was not counted, nothing is taken off. Source: ms-swift mixin.py `prepare_logits_to_keep`.
     """
     if effective.logits_rows == "all" or not data.mean_tokens:
         return tokens
@@ -192,6 +193,4 @@ def _kept(candidate: Candidate, effective: Effective, data: DataFacts, row: int,
         return round(tokens * min(1.0, data.mean_supervised_tokens / data.mean_tokens)) + 1
     if candidate.micro_batch == 1 or candidate.padding_free:
         return candidate.micro_batch * min(row, data.max_supervised_tokens) + 1
-    prompts = [costly.tokens - costly.supervised_tokens for costly in data.costliest]
-    shortest = min([*prompts, data.mean_tokens - data.mean_supervised_tokens])
-    return candidate.micro_batch * min(row, round(row - shortest) + 1)
+    return candidate.micro_batch * min(row, row - data.min_prompt_tokens + 1)

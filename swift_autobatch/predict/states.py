@@ -49,6 +49,13 @@ def gradients(job: Job) -> int:
     return total
 
 
+def gradients_of_layers(job: Job) -> int:
+    """Bytes of gradients alive while the first layer runs backward: an untied embedding's comes after it."""
+    if job.candidate.tuner != "full" or not job.shape.head:
+        return gradients(job)
+    return int(gradients(job) * (1 - job.shape.embedding / job.trainable))
+
+
 def optimizer(job: Job) -> int:
     """Bytes of optimizer states on one device, the fp32 master copy of DeepSpeed included."""
     candidate = job.candidate

@@ -1,0 +1,183 @@
+"""Counts the tokens of rendered conversations, with the model's own tokenizer where its file is at hand.
+
+Without one, UTF-8 bytes bound the length from above (no byte-level or byte-fallback vocabulary makes two tokens of
+one byte) and bytes / 4 estimates it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from swift_autobatch.errors import InputError
+from swift_autobatch.facts.templates import AUTO_BOS, BOS, EOS, MARKERS, TEMPLATES, Piece, Template
+from swift_autobatch.records import ModelFacts
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BYTES_PER_TOKEN = 4  # estimate for mixed text in a 100 k vocabulary (design: "bytes / 4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """Tokens of one row: the best estimate and an upper bound, equal when the count is exact."""
+
+    tokens: int
+    bound: int
+    supervised: int
+    supervised_bound: int
+
+
+class Counter(Protocol):
+    """Counts rows of pieces. ``eos_text`` and ``template`` are what rendering needs."""
+
+    name: str
+    exact: bool
+    template: Template
+    eos_text: str
+
+    def count(self, rows: Sequence[tuple[Piece, ...]]) -> list[Count]: ...
+
+
+def counter_for(model: ModelFacts) -> Counter:
+    """The best counter for a model.
+
+    Returns:
+        An exact one when tokenizer.json is at hand and the template is known; one that counts the text exactly and
+        assumes a ChatML frame when only the template is unknown; else the assumed one.
+
+    Raises:
+        InputError: tokenizer.json is there and cannot be read.
+    """
+    known = TEMPLATES.get(model.swift_template or "")
+    template = known or TEMPLATES["chatml"]
+    file = Path(model.tokenizer_path) / "tokenizer.json" if model.tokenizer_path else None
+    if file is None or not file.is_file():
+        return Assumed(template)
+    return Counted(file, template, known=known is not None)
+
+
+class Assumed:
+    """No tokenizer at hand: bytes."""
+
+    name = "assumed"
+    exact = False
+    eos_text = ""
+
+    def __init__(self, template: Template) -> None:
+        self.template = template
+
+    def count(self, rows: Sequence[tuple[Piece, ...]]) -> list[Count]:
+        return [self._count(pieces) for pieces in rows]
+
+    def _count(self, pieces: tuple[Piece, ...]) -> Count:
+        sizes = [(1 if piece.text in MARKERS else len(piece.text.encode()), piece.weight > 0) for piece in pieces]
+        total = sum(size for size, _ in sizes)
+        learned = sum(size for size, supervised in sizes if supervised)
+        return Count(
+            tokens=-(-total // BYTES_PER_TOKEN),
+            bound=total,
+            supervised=-(-learned // BYTES_PER_TOKEN),
+            supervised_bound=learned,
+        )
+
+
+class Counted:
+    """The model's tokenizer, through the ``tokenizers`` library (transformers' AutoTokenizer imports torch)."""
+
+    def __init__(self, file: Path, template: Template, *, known: bool) -> None:
+        self.template = template
+        self._tokenizer = _load(file)
+        self.eos_text, self._special = _markers(file, self._tokenizer)
+        self._end_ids = tuple(self._ids([text])[0] if text != EOS else self._special[EOS] for text in template.suffix)
+        alone = not self._closes()
+        self.exact = known and alone
+        self.name = str(file) if self.exact else f"{file}, chat template assumed"
+
+    def count(self, rows: Sequence[tuple[Piece, ...]]) -> list[Count]:
+        texts = [piece.text for pieces in rows for piece in pieces if piece.text not in MARKERS]
+        ids = iter(self._ids(texts))
+        counts = []
+        for pieces in rows:
+            runs = [
+                (self._special[piece.text] if piece.text in MARKERS else next(ids), piece.weight > 0)
+                for piece in pieces
+            ]
+            total = sum(len(run) for run, _ in runs)
+            learned = _supervised(runs, [token for part in self._end_ids for token in part])
+            counts.append(Count(tokens=total, bound=total, supervised=learned, supervised_bound=learned))
+        return counts
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+        return [encoding.ids for encoding in encode(texts, add_special_tokens=False)]
+
+    def _closes(self) -> bool:
+        """Whether the tokenizer itself ends a text with a marker, which ChatML-like templates then use instead."""
+        if not self.template.auto_bos:
+            return False
+        return self._tokenizer.encode("a").ids[-1:] != self._tokenizer.encode("a", add_special_tokens=False).ids[-1:]
+
+
+def _supervised(runs: list[tuple[list[int], bool]], ending: list[int]) -> int:
+    """Labelled tokens: the answers, and the end marker after each even where the engine wrote it unlabelled.
+
+    Source: ms-swift 4.6 swift/template/base.py ``_add_dynamic_eos``; the first token of a row is never a label.
+    """
+    merged: list[tuple[list[int], bool]] = []
+    for run, supervised in runs:
+        if merged and merged[-1][1] == supervised:
+            merged[-1] = (merged[-1][0] + run, supervised)
+        elif run:
+            merged.append((run, supervised))
+    total = sum(len(run) for run, supervised in merged if supervised)
+    for (_, before), (run, supervised) in pairwise(merged):
+        if before and not supervised and ending and run[: len(ending)] == ending:
+            total += len(ending)
+    return total - 1 if merged and merged[0][1] else total
+
+
+def _load(file: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise InputError(
+            f"tokenizer.json cannot be read: {str(error).partition(chr(10))[0]}",
+            where=str(file),
+            hints=("copy tokenizer.json of the base model into this folder",),
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _markers(file: Path, tokenizer: Tokenizer) -> tuple[str, dict[str, list[int]]]:
+    """The end marker as text, and the ids behind BOS, EOS and AUTO_BOS."""
+    try:
+        config = json.loads((file.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = {}
+    names = {key: _content(config.get(key)) if isinstance(config, dict) else "" for key in ("bos_token", "eos_token")}
+    ids = {key: tokenizer.token_to_id(name) for key, name in names.items()}
+    added = tokenizer.encode("a").ids
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    start = added[: added.index(plain[0])] if plain and plain[0] in added else []
+    special = {
+        BOS: [ids["bos_token"] or 0],
+        EOS: [ids["eos_token"] or 0],
+        AUTO_BOS: start,
+    }
+    return names["eos_token"], special
+
+
+def _content(token: object) -> str:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
