@@ -78,7 +78,7 @@ def read_all(env: Environment, machine_class: str | None = None) -> tuple[tuple[
             found.append((path, read(path)))
         except InputError:
             continue
-    return tuple(sorted(found, key=lambda pair: str(pair[1].get("written", ""))))
+    return tuple(sorted(found, key=lambda pair: (str(pair[1].get("written", "")), pair[0].stat().st_mtime_ns)))
 
 
 def build(

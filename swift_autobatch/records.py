@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 from swift_autobatch.units import gib
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)  # a frozen Sourced[str] may stand where a wider one is wanted
 
 
 def _slug(name: str) -> str:
@@ -39,10 +40,10 @@ DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sourced(Generic[T]):
+class Sourced(Generic[T_co]):
     """A decided value with its reason: ``flag --max_length``, ``gpus.jsonl: GeForce RTX 4090``, ``assumed``."""
 
-    value: T
+    value: T_co
     source: str
 
 

@@ -49,9 +49,10 @@ def run(command: click.Command, argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("\nstopped", err=True)
         return SIGINT_EXIT
-    except BrokenPipeError:
-        # Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):
+        # click itself turns a closed pipe into SystemExit(1); nothing of ours raises it. Python would complain
+        # again when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return SIGPIPE_EXIT
     except Exception as error:
         return _report_bug(error, verbose)

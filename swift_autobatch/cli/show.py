@@ -28,7 +28,7 @@ def plan(decided: Plan, *, verbose: bool = False, columns: int | None = None) ->
         section(_memory_title(decided), _memory(decided, columns)),
         section("Host RAM, all processes (predicted)", _host(decided.prediction, columns)),
         section("Time (predicted)", text.rows(_time(decided), columns)),
-        section("Command ($ROOT: this folder, $RUN: the run folder)", text.command(_command(decided), columns)),
+        section("Command ($ROOT: this folder, $RUN: the run folder)", _command(decided, columns)),
         section("Runners-up", _runners_up(decided.runners_up, columns)),
         section("You may also want", text.bullets(decided.proposals, columns)),
         section("Assumed", text.bullets(_assumed(decided), columns)),
@@ -105,7 +105,8 @@ def _memory_title(decided: Plan) -> str:
 def _memory(decided: Plan, columns: int) -> list[str]:
     prediction = decided.prediction
     budget = max(1, prediction.budget_bytes)
-    terms = [(term.name, term.bytes) for term in prediction.terms if term.bytes]
+    visible = [term for term in prediction.terms if show_gib(term.bytes) != show_gib(0)]
+    terms = [(term.name, term.bytes) for term in visible]
     rest = prediction.needs_p50_bytes - prediction.allocated_bytes
     terms += [("fragmentation", rest)] if rest > 0 else []
     terms += [("context", prediction.context_bytes)] if prediction.context_bytes else []
@@ -148,14 +149,13 @@ def _time(decided: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _command(decided: Plan) -> list[str]:
+def _command(decided: Plan, columns: int) -> list[str]:
     # A port "free" is chosen at launch; typed by hand, the engine's own default will do.
     env = {name: var.value for name, var in decided.env.items() if not var.value.endswith(":-free}")}
-    words = [f"{name}={text.quoted(value)}" for name, value in env.items()]
-    args = []
+    words = ["swift", "sft"]
     for flag, arg in decided.engine_args.items():
-        args += [f"--{flag}", *([arg.value] if isinstance(arg.value, str) else arg.value)]
-    return [*words, "swift", "sft", *args]
+        words += [f"--{flag}", *([arg.value] if isinstance(arg.value, str) else arg.value)]
+    return text.command(words, columns, env)
 
 
 def _runners_up(items: Sequence[RunnerUp], columns: int) -> list[str]:

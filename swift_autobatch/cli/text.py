@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import click
 
@@ -95,9 +95,14 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def command(words: Sequence[str], columns: int) -> list[str]:
-    """A shell command over several lines, each flag kept with its values; placeholders stay expandable."""
-    groups: list[str] = []
+def command(words: Sequence[str], columns: int, variables: Mapping[str, str] | None = None) -> list[str]:
+    """A shell command over several lines, each flag kept with its values; placeholders stay expandable.
+
+    Args:
+        words: the command and its arguments.
+        variables: the environment to set for it, before quoting.
+    """
+    groups = [f"{name}={quoted(value)}" for name, value in (variables or {}).items()]
     for word in words:
         if groups and not word.startswith("--") and groups[-1].startswith("--"):
             groups[-1] += " " + quoted(word)

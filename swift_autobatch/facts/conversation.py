@@ -40,9 +40,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A row as the engine trains it. ``system`` None means the template's default, '' means none at all."""
+    """A row as the engine trains it. ``system`` None means the template's default, '' means none at all.
+
+    ``tools`` are the tool descriptions, one JSON text each, that go into the system prompt.
+    """
 
     system: str | None
+    tools: tuple[str, ...] = ()
     turns: tuple[Turn, ...]
     plain: bool  # text only; False when tools or media add tokens that are estimated, not counted
 
@@ -62,33 +66,35 @@ class Shape:
 
     reading: Literal["messages", "alpaca", "pairs"]
     rename: Mapping[str, str]  # column in the file -> messages | system | query | response
+    clash: tuple[str, ...] = ()  # columns that mean the same thing, so that the engine uses none of them
 
 
 def shape_of(columns: Iterable[str]) -> Shape | None:
     """The engine's reading of a file with these columns; None when it finds nothing to train on."""
     names = list(dict.fromkeys(columns))
+    systems = dict.fromkeys(SYSTEM_COLUMNS, "system")
     if any(name in names for name in MESSAGE_COLUMNS):
-        wanted = {**dict.fromkeys(MESSAGE_COLUMNS, "messages"), **dict.fromkeys(SYSTEM_COLUMNS, "system")}
-        return Shape(reading="messages", rename=_renames(names, wanted))
-    wanted = {
-        **dict.fromkeys(SYSTEM_COLUMNS, "system"),
-        **dict.fromkeys(QUERY_COLUMNS, "query"),
-        **dict.fromkeys(RESPONSE_COLUMNS, "response"),
-    }
+        return _shape("messages", names, {**dict.fromkeys(MESSAGE_COLUMNS, "messages"), **systems})
+    wanted = {**systems, **dict.fromkeys(QUERY_COLUMNS, "query"), **dict.fromkeys(RESPONSE_COLUMNS, "response")}
     if "instruction" in names and "input" in names:
-        return Shape(reading="alpaca", rename=_renames(names, wanted))
-    rename = _renames(names, wanted)
-    targets = {rename.get(name, name) for name in names}
-    if not targets & {"query", "response"}:
-        return None
-    return Shape(reading="pairs", rename=rename)
+        return _shape("alpaca", names, wanted)
+    shape = _shape("pairs", names, wanted)
+    targets = {shape.rename.get(name, name) for name in names}
+    return shape if targets & {"query", "response"} or shape.clash else None
 
 
-def _renames(names: list[str], wanted: Mapping[str, str]) -> Mapping[str, str]:
+def _shape(reading: Literal["messages", "alpaca", "pairs"], names: list[str], wanted: Mapping[str, str]) -> Shape:
     """Columns to rename. Where two columns mean the same thing the engine renames neither."""
     hits = {name: wanted[name.lower()] for name in names if name.lower() in wanted}
     times = Counter(hits.values())
-    return MappingProxyType({name: to for name, to in hits.items() if times[to] == 1 and name != to})
+    found = set(names)
+    if reading == "alpaca":  # reads instruction, input and output by these very names
+        found |= {"query", "response"} if "output" in names else {"query"}
+    return Shape(
+        reading=reading,
+        rename=MappingProxyType({name: to for name, to in hits.items() if times[to] == 1 and name != to}),
+        clash=tuple(name for name, to in hits.items() if times[to] > 1 and to not in found),
+    )
 
 
 def conversation(row: Any, shape: Shape) -> Conversation:
@@ -107,9 +113,7 @@ def conversation(row: Any, shape: Shape) -> Conversation:
     plain = plain and not row.get("tools") and not any(row.get(name) for name in MEDIA_COLUMNS)
     turns = [_turn(message) for message in messages]
     system = turns.pop(0).content if turns[0].role == "system" else None
-    if row.get("tools"):  # the engine writes them into the system prompt, in words of its own
-        system = _encodable(_dump(row["tools"])) + (system or "")
-    return Conversation(system=system, turns=_merged(turns), plain=plain)
+    return Conversation(system=system, tools=_tools(row.get("tools")), turns=_merged(turns), plain=plain)
 
 
 # ----------------------------------------------------------------------------------------------- three readings
@@ -193,6 +197,13 @@ def _from_named(messages: Messages, system: Any) -> Messages:
     return out
 
 
+def _tools(value: Any) -> tuple[str, ...]:
+    if not value:
+        return ()
+    tools = value if isinstance(value, list) else [value]
+    return tuple(tool if isinstance(tool, str) else _dump(tool) for tool in tools)
+
+
 def _calls(message: dict[str, Any]) -> Messages:
     """OpenAI tool calls become turns of their own."""
     calls = message.get("tool_calls")
@@ -219,7 +230,9 @@ def _turn(message: Mapping[str, Any]) -> Turn:
     if _is_tool(message):
         said = role.replace("-", "_") in TOOL_CALL_ROLES
         text = content if isinstance(content, str) else _dump(content)
-        return Turn(role="assistant" if said else "user", content=_encodable(text), weight=_weight(message))
+        tag = "tool_call" if said else "tool_response"  # as the hermes format writes them, Qwen's own
+        framed = f"<{tag}>\n{text}\n</{tag}>"
+        return Turn(role="assistant" if said else "user", content=framed, weight=_weight(message))
     if role in USER_ROLES:
         return Turn(role="user", content=_text(content, role))
     if role in ASSISTANT_ROLES:
@@ -234,20 +247,10 @@ def _text(content: Any, role: str) -> str:
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         texts = [part.get("text") for part in content if part.get("type") == "text"]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
-            return _encodable("".join(str(text) for text in texts))
+            return "".join(str(text) for text in texts)
     if not isinstance(content, str):
         raise RowError("not-text", f"the {role} message must be text, not {_kind(content)}")
-    return _encodable(content)
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RowError(
-            "not-text", f"half a surrogate pair (\\u{ord(text[error.start]):04x}) is no character"
-        ) from error
-    return text
+    return content
 
 
 def _weight(message: Mapping[str, Any]) -> float:

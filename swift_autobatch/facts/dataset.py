@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,8 @@ from swift_autobatch.facts.conversation import (
     shape_of,
 )
 from swift_autobatch.facts.embedded import default_dataset
-from swift_autobatch.facts.rows import SUFFIXES, read_rows
+from swift_autobatch.facts.rows import read_rows
+from swift_autobatch.facts.spelling import Source, resolve
 from swift_autobatch.facts.tally import Dearest, Lengths, Problems
 from swift_autobatch.facts.templates import render
 from swift_autobatch.facts.tokens import Count, Counter, counter_for
@@ -32,14 +31,6 @@ from swift_autobatch.records import DataFacts, Environment, ModelFacts
 from swift_autobatch.tables import near
 
 _BATCH = 512  # rows tokenized together; also the rows whose columns decide how a file is read
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """One dataset as the user spelled it. ``sample``: ms-swift's ``path#500``, rows to draw; None: all."""
-
-    path: Path
-    sample: int | None
 
 
 def read_dataset(
@@ -62,7 +53,8 @@ def read_dataset(
         InputError: file:line and a fix, when the engine could not read the file or would drop every row.
     """
     sources = [resolve(path, env) for path in paths or (str(default_dataset()),)]
-    reading = _Reading(model=model, counter=counter_for(model), system=system, progress=progress)
+    prompt = _system_text(system, env)
+    reading = _Reading(model=model, counter=counter_for(model), system=prompt, progress=progress)
     try:
         for source in sources:
             reading.read(source)
@@ -71,74 +63,19 @@ def read_dataset(
     return reading.facts(tuple(str(source.path) for source in sources))
 
 
-# ----------------------------------------------------------------------------------------------------- spelling
-
-
-def resolve(spelled: str, env: Environment) -> Source:
-    """Finds the file behind ``path`` or ``path#500``.
-
-    Raises:
-        InputError: no such file, a folder, a hub id, or a kind of file that is not read.
-    """
-    path, sample = _absolute(spelled, env), None
-    name, mark, count = spelled.rpartition("#")
-    if mark and not path.exists():
-        path, sample = _absolute(name, env), _sample(spelled, count)
-        spelled = name
-    if path.is_dir():
-        files = sorted(child.name for child in path.iterdir() if child.suffix in SUFFIXES)
+def _system_text(system: str | None, env: Environment) -> str | None:
+    """``--system`` as the engine reads it: the text of a .txt file, or the text itself with \\n as line breaks."""
+    if system is None or not system.endswith(".txt"):
+        return system and system.replace("\\n", "\n")
+    path = Path(env.cwd) / system
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            "the dataset is a folder, not a file",
-            where=str(path),
-            hints=(f"--dataset {path / files[0]}",) if files else ("pass a .json, .jsonl or .csv file",),
-        )
-    if not path.is_file():
-        raise _missing(spelled, path)
-    if path.suffix not in SUFFIXES:
-        raise InputError(
-            f"cannot read {path.suffix or 'a file without a suffix'}: rows come from .json, .jsonl or .csv files",
-            where=str(path),
-            hints=(f"convert it to {path.stem}.jsonl, one JSON object a line",),
-        )
-    return Source(path=path, sample=sample)
-
-
-def _absolute(spelled: str, env: Environment) -> Path:
-    if spelled.startswith("~/"):
-        return Path(env.home) / spelled[2:]
-    return Path(env.cwd) / spelled
-
-
-def _sample(spelled: str, count: str) -> int:
-    if not count.isascii() or not count.isdigit() or int(count) == 0:
-        raise InputError(
-            f"the number of rows after '#' must be a whole number above 0, not {count!r}",
-            where=f"--dataset {spelled}",
-            hints=(f"--dataset {spelled.rpartition('#')[0]}#500",),
-        )
-    return int(count)
-
-
-def _missing(spelled: str, path: Path) -> InputError:
-    hub = re.fullmatch(r"(?:(hf|ms)::)?([\w.-]+/[\w.-]+)(?::[\w./-]+)?", spelled, re.ASCII | re.IGNORECASE)
-    if hub and Path(spelled).suffix not in SUFFIXES and not path.parent.is_dir():
-        tool = "hf" if (hub[1] or "").lower() == "hf" else "modelscope"
-        return InputError(
-            f"{spelled} looks like a hub dataset, and only local files are profiled today",
-            where="--dataset",
-            hints=(
-                f"{tool} download {hub[2]} --repo-type dataset --local-dir data",
-                "then pass one of its files: --dataset data/FILE.jsonl",
-            ),
-        )
-    folder = path.parent
-    names = [child.name for child in folder.iterdir() if child.is_file()] if folder.is_dir() else []
-    close = near(path.name, names) or tuple(sorted(name for name in names if Path(name).suffix in SUFFIXES)[:3])
-    return InputError(
-        "the dataset does not exist" if names or folder.is_dir() else f"the folder {folder} does not exist",
-        where=str(path),
-        hints=tuple(f"--dataset {folder / name}" for name in close) or ("check the path given to --dataset",),
-    )
+            "the system prompt's file cannot be read: a value that ends in .txt names a file",
+            where="--system",
+            hints=(f"create {path}", "or give the prompt itself"),
+        ) from error
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -159,6 +96,7 @@ class _Reading:
         self._cognition = Cognition()
         self._supervised = 0
         self._max_supervised = 0
+        self._min_prompt: int | None = None
         self._profiled = 0
         self._plain = True
         self._own_system = False
@@ -170,7 +108,9 @@ class _Reading:
         shape: Shape | None = None
         seen = kept = 0
         while batch := list(islice(rows, _BATCH)):
-            shape = shape or _shape(source.path, batch)
+            if shape is None:
+                shape = _shape(source.path, batch)
+                self._clash(str(source.path), batch[0][0], shape)
             kept += self._batch(str(source.path), batch, shape)
             seen += len(batch)
             self._progress.update(f"reading {source.path.name}: {seen} rows")
@@ -183,6 +123,11 @@ class _Reading:
         self._rows += seen
         self._kept += kept
 
+    def _clash(self, file: str, line: int, shape: Shape) -> None:
+        if shape.clash:
+            text = f"columns {', '.join(shape.clash)} mean the same thing: the engine uses none of them, rename one"
+            self._problems.add("ambiguous-columns", file, line, text, drops_row=False)
+
     def _batch(self, file: str, batch: list[tuple[int, Any]], shape: Shape) -> int:
         """Profiles some rows. Returns how many the engine will train on."""
         ready = []
@@ -192,9 +137,6 @@ class _Reading:
                 pieces = render(talk, self._counter.template, self._system, self._counter.eos_text)
             except RowError as error:
                 self._problems.add(error.code, file, line, error.text, drops_row=True)
-                continue
-            except RecursionError:
-                self._problems.add("not-a-row", file, line, "brackets are nested too deeply", drops_row=True)
                 continue
             ready.append((line, record, talk, pieces))
         counts = self._counter.count([pieces for *_, pieces in ready])
@@ -207,6 +149,7 @@ class _Reading:
         self._lengths.add(count.tokens, count.bound)
         self._supervised += count.supervised
         self._max_supervised = max(self._max_supervised, count.supervised_bound)
+        self._min_prompt = count.prompt if self._min_prompt is None else min(self._min_prompt, count.prompt)
         self._dearest.add(file, line, count.bound, count.supervised_bound, record)
         self._plain = self._plain and talk.plain
         self._own_system = self._own_system or talk.system is not None
@@ -258,6 +201,7 @@ class _Reading:
             mean_tokens=lengths.mean(),
             mean_supervised_tokens=self._supervised / self._profiled,
             max_supervised_tokens=self._max_supervised,
+            min_prompt_tokens=self._min_prompt or 0,
             costliest=self._dearest.rows(),
             tokenizer=self._counter.name,
             exact=self._counter.exact and self._plain,

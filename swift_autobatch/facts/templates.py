@@ -10,6 +10,7 @@ swift/template/base.py ``_swift_encode``, ``_simplify_context_list`` and ``_add_
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -58,8 +59,8 @@ _LLAMA3 = Template(
     suffix=("<|eot_id|>",),
     stop_words=("<|eot_id|>",),
 )
-# The engine writes the day of the run here; every day has the same number of tokens (2 digits, month, 4 digits).
-_LLAMA3_DATES = "Cutting Knowledge Date: December 2023\nToday Date: 15 Jun 2026\n\n"
+# The engine writes the day of the run here; in Llama's own tokenizer every day has the same number of tokens.
+_LLAMA3_DATES = "Cutting Knowledge Date: December 2023\nToday Date: {{DATE}}\n\n"
 _DEEPSEEK_V2_5 = Template(
     prefix=("<｜begin▁of▁sentence｜>",),
     system_prefix=("<｜begin▁of▁sentence｜>{{SYSTEM}}",),
@@ -136,12 +137,40 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
 )
 
 
+# Qwen's way to announce tools (swift/agent_template/hermes.py); other models' ways are of similar length.
+_TOOLS = """{{SYSTEM}}
+
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{{TOOLS}}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """Text, or a marker, with the loss weight of its tokens."""
 
     text: str
     weight: float = 0.0
+
+
+def dated(template: Template) -> Template:
+    """The template with today's date where the engine writes it."""
+    today = time.strftime("%d %b %Y")
+    return replace(
+        template,
+        prefix=tuple(part.replace("{{DATE}}", today) for part in template.prefix),
+        system_prefix=tuple(part.replace("{{DATE}}", today) for part in template.system_prefix),
+    )
 
 
 def render(talk: Conversation, template: Template, system: str | None, eos_text: str = "") -> tuple[Piece, ...]:
@@ -157,6 +186,8 @@ def render(talk: Conversation, template: Template, system: str | None, eos_text:
         RowError: the turns do not alternate, so the engine drops the row.
     """
     said = talk.system if talk.system is not None else system if system is not None else template.default_system
+    if talk.tools:
+        said = _TOOLS.replace("{{SYSTEM}}", said or "").replace("{{TOOLS}}", "\n".join(talk.tools))
     pieces = [Piece(text=AUTO_BOS)] if template.auto_bos else []
     pieces += _filled(template.system_prefix if said else template.prefix, said or "", "")
     rounds = _rounds(talk.turns)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from swift_autobatch.errors import InputError
-from swift_autobatch.facts.templates import AUTO_BOS, BOS, EOS, MARKERS, TEMPLATES, Piece, Template
+from swift_autobatch.facts.templates import AUTO_BOS, BOS, EOS, MARKERS, TEMPLATES, Piece, Template, dated
 from swift_autobatch.records import ModelFacts
 
 if TYPE_CHECKING:
@@ -25,9 +25,13 @@ BYTES_PER_TOKEN = 4  # estimate for mixed text in a 100 k vocabulary (design: "b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """Tokens of one row: the best estimate and an upper bound, equal when the count is exact."""
+    """Tokens of one row: the best estimate and an upper bound, equal when the count is exact.
+
+    ``prompt`` is how many tokens stand before the first label; 0 when they were not counted.
+    """
 
     tokens: int
+    prompt: int
     bound: int
     supervised: int
     supervised_bound: int
@@ -55,7 +59,7 @@ def counter_for(model: ModelFacts) -> Counter:
         InputError: tokenizer.json is there and cannot be read.
     """
     known = TEMPLATES.get(model.swift_template or "")
-    template = known or TEMPLATES["chatml"]
+    template = dated(known or TEMPLATES["chatml"])
     file = Path(model.tokenizer_path) / "tokenizer.json" if model.tokenizer_path else None
     if file is None or not file.is_file():
         return Assumed(template)
@@ -81,6 +85,7 @@ class Assumed:
         learned = sum(size for size, supervised in sizes if supervised)
         return Count(
             tokens=-(-total // BYTES_PER_TOKEN),
+            prompt=0,
             bound=total,
             supervised=-(-learned // BYTES_PER_TOKEN),
             supervised_bound=learned,
@@ -110,7 +115,8 @@ class Counted:
             ]
             total = sum(len(run) for run, _ in runs)
             learned = _supervised(runs, [token for part in self._end_ids for token in part])
-            counts.append(Count(tokens=total, bound=total, supervised=learned, supervised_bound=learned))
+            prompt = sum(len(run) for run, _ in takewhile(lambda run: not run[1], runs))
+            counts.append(Count(tokens=total, prompt=prompt, bound=total, supervised=learned, supervised_bound=learned))
         return counts
 
     def _ids(self, texts: list[str]) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import replace
 
@@ -72,19 +73,17 @@ def test_what_people_type(typed: str, name: str) -> None:
     assert find_card(typed).name == name
 
 
-@pytest.mark.parametrize("typed", ["a100", "v100", "A100 SXM"])
-def test_an_ambiguous_card_is_refused_with_all_its_meanings(typed: str) -> None:
-    with pytest.raises(UsageError) as caught:
+@pytest.mark.parametrize(("typed", "meanings"), [("a100", 4), ("v100", 4), ("A100 SXM", 2), ("A100 PCIe", 2)])
+def test_an_ambiguous_card_is_refused_with_all_its_meanings(typed: str, meanings: int) -> None:
+    with pytest.raises(UsageError, match=f"could be any of {meanings} cards") as caught:
         find_card(typed)
-    if typed != "A100 SXM":
-        assert len(caught.value.hints) == 4
-    for hint in caught.value.hints[:1]:
-        assert find_card(hint.split("  ")[0]) if "(" in hint else hint
+    found = {find_card(hint.split("  ")[0]).name for hint in caught.value.hints}
+    assert len(found) == meanings
 
 
 @pytest.mark.parametrize("typed", ["Foo", "409", "4090ti", "9090", "rtx"])
 def test_an_unknown_card_is_refused_with_names_that_work(typed: str) -> None:
-    with pytest.raises(UsageError, match="no card named|could be any") as caught:
+    with pytest.raises(UsageError, match=r"no card named|could be any") as caught:
         find_card(typed)
     names = caught.value.hints[0].removeprefix("did you mean ").removeprefix("for example ").removesuffix("?")
     for name in names.split(", ")[:3]:
@@ -178,12 +177,8 @@ def test_cards_that_cuda_cannot_run_are_refused() -> None:
 
 @given(spec=st.text(max_size=24))
 def test_no_spec_raises_anything_but_a_usage_error(spec: str) -> None:
-    try:
-        machine = assumed_machine(spec, SOFTWARE)
-    except UsageError as error:
-        assert error.hints or "CUDA" in error.what
-    else:
-        assert machine.gpus
+    with contextlib.suppress(UsageError):
+        assert assumed_machine(spec, SOFTWARE).gpus
 
 
 def test_machine_classes_tell_all_catalogue_cards_apart() -> None:

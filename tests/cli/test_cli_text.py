@@ -37,7 +37,13 @@ def test_table_aligns_numbers_to_the_right() -> None:
 )
 def test_a_printed_command_means_the_same_words(words: list[str], columns: int) -> None:
     lines = text.command(["swift", "sft", *words], columns)
-    assert shlex.split("\n".join(lines)) == ["swift", "sft", *words]
+    joined = "\n".join(lines).replace("\\\n", "")
+    assert shlex.split(joined) == ["swift", "sft", *words]
+
+
+def test_variables_stand_before_the_command_and_stay_expandable() -> None:
+    shown = text.command(["swift", "sft"], 80, {"DEVICES": "${DEVICES:-0}", "DIR": "$RUN/a b", "WORD": "x y"})
+    assert shown == ["  DEVICES=${DEVICES:-0} DIR=$RUN/'a b' WORD='x y' swift sft"]
 
 
 def test_placeholders_stay_expandable() -> None:
