@@ -159,10 +159,10 @@ def gate_error(verdict: Verdict) -> GateError:
 
 def _facts(request: Request, env: Environment, progress: Progress) -> tuple[Request, Facts]:
     found = machine(request, env)
-    asked = _defaults(request, found, env, progress)
+    asked = _defaults(request, found, env)
     model = read_model(str(asked.model.value), env)
-    if asked is not request and not request.model.value and not found.gpus:
-        model = replace(model, embedded=True)
+    demonstration = not request.model.value and not found.gpus
+    model = replace(model, embedded=demonstration)
     system = asked.pins.get("system")
     data = read_dataset(
         asked.datasets.value,
@@ -171,10 +171,15 @@ def _facts(request: Request, env: Environment, progress: Progress) -> tuple[Requ
         system=system.value if system and isinstance(system.value, str) else None,
         progress=progress,
     )
+    if demonstration:
+        progress.stage(
+            "no accelerator and no --model: a demonstration with a small random model, really trained on this CPU;\n"
+            f"with a GPU the same command trains {DEFAULT_MODEL} (try: autoswift plan --gpus 1x4090)"
+        )
     return asked, Facts(machine=found, model=model, data=data)
 
 
-def _defaults(request: Request, found: Machine, env: Environment, progress: Progress) -> Request:
+def _defaults(request: Request, found: Machine, env: Environment) -> Request:
     """Fills in the model and the data set; the embedded demonstration where there is no accelerator."""
     asked = request
     if not request.datasets.value:
@@ -186,10 +191,6 @@ def _defaults(request: Request, found: Machine, env: Environment, progress: Prog
     if found.gpus:
         return replace(asked, model=Sourced(value=DEFAULT_MODEL, source="default: no --model"))
     folder = embedded.ensure_model(env)
-    progress.stage(
-        "no accelerator and no --model: a demonstration with a small random model, really trained on this CPU;\n"
-        f"with a GPU the same command trains {DEFAULT_MODEL} (try: autoswift plan --gpus 1x4090)"
-    )
     defaults = {
         flag: Sourced(value=value, source=f"embedded demonstration: {why}")
         for flag, (value, why) in embedded.DEFAULTS.items()

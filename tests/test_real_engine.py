@@ -1,4 +1,4 @@
-"""Gate, run and ask with the real ``swift sft`` and ``swift infer`` on the embedded model; about 20 s each on 2 cores."""
+"""Gate, run and ask with the real ``swift sft`` and ``swift infer`` on the embedded model; 20 s each on 2 cores."""
 
 from __future__ import annotations
 

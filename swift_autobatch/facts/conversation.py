@@ -140,7 +140,7 @@ def _from_pair(row: dict[str, Any]) -> tuple[Messages, bool]:
     if row.get("system") is not None:
         messages.append({"role": "system", "content": row["system"]})
     for pair in [*_history(row.get("history")), [row.get("query"), answer]]:
-        if not isinstance(pair, list) or len(pair) < 2:
+        if not isinstance(pair, list | tuple) or len(pair) < 2:
             raise RowError("history", "each entry of 'history' must be a [question, answer] pair")
         for role, content in zip(("user", "assistant"), pair, strict=False):
             if content is not None:
@@ -210,7 +210,21 @@ def _calls(message: dict[str, Any]) -> Messages:
     if not calls:
         return [message]
     text = [{**message, "tool_calls": None}] if message.get("content") else []
-    return [*text, *({"role": "tool_call", "content": call} for call in (calls if isinstance(calls, list) else []))]
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise RowError("not-messages", "'tool_calls' must be a list of objects")
+    functions = [call.get("function", call) for call in calls]
+    if not all(isinstance(function, dict) and "name" in function for function in functions):
+        raise RowError("not-messages", "a tool call names no function")
+    said = [{"name": f["name"], "arguments": _arguments(f.get("arguments", {}))} for f in functions]
+    return [*text, *({"role": "tool_call", "content": call} for call in said)]
+
+
+def _arguments(value: Any) -> Any:
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        return found if _encodable(found) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 # ------------------------------------------------------------------------------------------------------- turns
@@ -277,14 +291,28 @@ def _literal(text: str, column: str) -> Any:
     """JSON or a Python literal in a cell, as csv files carry lists."""
     for parse in (json.loads, ast.literal_eval):
         try:
-            return parse(text)
+            value = parse(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
+        if _encodable(value):
+            return value
     raise RowError("not-messages", f"the text in {column!r} is neither JSON nor a Python list")
 
 
+def _encodable(value: Any) -> bool:
+    """False for text with half of a surrogate pair, which has no UTF-8 form."""
+    try:
+        _dump(value).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # keys that are no text, from a Python literal
+        return str(value)
 
 
 def _kind(value: Any) -> str:

@@ -138,6 +138,9 @@ class _Reading:
             except RowError as error:
                 self._problems.add(error.code, file, line, error.text, drops_row=True)
                 continue
+            except RecursionError:
+                self._problems.add("not-text", file, line, "brackets are nested too deeply", drops_row=True)
+                continue
             ready.append((line, record, talk, pieces))
         counts = self._counter.count([pieces for *_, pieces in ready])
         for (line, record, talk, _), count in zip(ready, counts, strict=True):

@@ -82,10 +82,11 @@ def engine_type(
         if template is None and len(known.candidates[model_type]) == 1:
             template = known.candidates[model_type][0]
         return EngineType(model_type=model_type, template=template, tell=False, reason="registered")
-    saved = _saved_arguments(folder)
-    if saved is not None:
-        return saved
-    return _by_architecture(architecture, folder, twin)
+    saved_type, saved_template = _saved_arguments(folder)
+    if saved_type is not None:
+        template = saved_template or _lone_template(saved_type)
+        return EngineType(model_type=saved_type, template=template, tell=False, reason="args.json")
+    return _by_architecture(architecture, saved_template or chat_template(folder), twin)
 
 
 def last_component(name: str) -> str:
@@ -95,28 +96,35 @@ def last_component(name: str) -> str:
     return match.group(1) if match else name.rsplit("/", 1)[-1].replace("___", ".")
 
 
-def _saved_arguments(folder: Path | None) -> EngineType | None:
-    """args.json, which the engine writes beside what it trained and reads back."""
-    raw = _read_json(folder / "args.json") if folder else None
-    if raw is None or not isinstance(raw.get("model_type"), str):
-        return None
+def _saved_arguments(folder: Path | None) -> tuple[str | None, str | None]:
+    """Type and template of args.json, which the engine writes beside what it trained and reads back.
+
+    Types written before ms-swift 4 are ignored. Source: swift/arguments/base_args/base_args.py load_args_from_ckpt.
+    """
+    raw = (_read_json(folder / "args.json") if folder else None) or {}
+    recent = re.match(r"(\d+)\.", str(raw.get("swift_version") or ""))
+    model_type = raw.get("model_type") if recent and int(recent[1]) >= 4 else None
     template = raw.get("template")
-    return EngineType(
-        model_type=raw["model_type"],
-        template=template if isinstance(template, str) else None,
-        tell=False,
-        reason="args.json",
+    return (
+        model_type if isinstance(model_type, str) else None,
+        template if isinstance(template, str) else None,
     )
 
 
-def _by_architecture(architecture: str, folder: Path | None, twin: tuple[str | None, str | None]) -> EngineType:
+def _lone_template(model_type: str) -> str | None:
+    candidates = engine_models().candidates.get(model_type, ())
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _by_architecture(architecture: str, template: str | None, twin: tuple[str | None, str | None]) -> EngineType:
+    """``template`` is what the folder's own files say."""
     known = engine_models()
     types = known.architectures.get(architecture, ())
     plain = types[0] if len(types) == 1 else _PLAIN_TYPE.get(architecture)
     # A twin's type is another registered name of the same family, so it knows better than the table.
     model_type = twin[0] if twin[0] in types else plain
     own = known.candidates.get(model_type or "", ())
-    template = chat_template(folder) or (twin[1] if twin[0] == model_type else None)
+    template = template or (twin[1] if twin[0] == model_type else None)
     if template is None and len(own) == 1:
         template = own[0]
     can_tell = len(types) == 1 and len(own) == 1

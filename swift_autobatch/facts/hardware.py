@@ -80,29 +80,26 @@ def visible_cards(cards: Sequence[DriverCard], wanted: str | None) -> tuple[Driv
         return tuple(cards)
     if wanted.startswith("MIG-"):
         raise _mig("CUDA_VISIBLE_DEVICES names a MIG slice")
-    found: list[DriverCard] = []
     by_uuid = wanted.startswith("GPU-")
-    for word in wanted.split(","):
-        card = _by_uuid(cards, word) if by_uuid else _by_index(cards, word)
-        if card is None:
+    words = wanted.split(",") if by_uuid else [_leading_number(word) for word in wanted.split(",")]
+    words = list(itertools.takewhile(lambda word: word.startswith("GPU-") == by_uuid and word != "", words))
+    if len(set(words)) < len(words):
+        return ()
+    found: list[DriverCard] = []
+    for word in words:
+        hits = [card for card in cards if (card.uuid.startswith(word) if by_uuid else card.index == int(word))]
+        if len(hits) != 1:
             break
-        if card in found:
+        if hits[0] in found:
             return ()
-        found.append(card)
+        found.append(hits[0])
     return tuple(found)
 
 
-def _by_uuid(cards: Sequence[DriverCard], prefix: str) -> DriverCard | None:
-    hits = [card for card in cards if prefix.startswith("GPU-") and card.uuid.startswith(prefix)]
-    return hits[0] if len(hits) == 1 else None
-
-
-def _by_index(cards: Sequence[DriverCard], word: str) -> DriverCard | None:
-    """The card of a number as C's strtoul reads it: leading digits count, the rest is ignored."""
-    text = word.strip()
-    digits = "".join(itertools.takewhile(str.isdecimal, text.removeprefix("+")))
-    index = int(digits) if digits.isascii() and digits else -1
-    return cards[index] if 0 <= index < len(cards) else None
+def _leading_number(word: str) -> str:
+    """A card's index as C's strtoul reads it: leading digits count, the rest is ignored; empty for none or below 0."""
+    digits = "".join(itertools.takewhile(str.isdecimal, word.strip().removeprefix("+")))
+    return str(int(digits)) if digits.isascii() and digits else ""
 
 
 def _first(cards: Sequence[DriverCard], nproc: int | None, wanted: str | None) -> tuple[DriverCard, ...]:

@@ -52,7 +52,7 @@ def _starts_at_once(path: Path, number: int, text: str, stream: BinaryIO) -> Non
         )
 
 
-_CONSTANTS = {"NaN": None, "Infinity": float("inf"), "-Infinity": float("-inf")}  # NaN: the engine reads null
+_CONSTANTS = dict.fromkeys(("NaN", "Infinity", "-Infinity"))  # the engine reads null
 _decoder = json.JSONDecoder(parse_constant=_CONSTANTS.__getitem__)
 
 
@@ -95,6 +95,8 @@ def _checked(path: Path, line: int, value: Any, text: str) -> Any:
     if "\\u" in text:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except RecursionError as error:
+            raise _malformed(path, line, text, error) from error
         except UnicodeEncodeError as error:
             raise _broken(path, line, f"half a surrogate pair (\\u{ord(error.object[error.start]):04x})") from error
     return value
@@ -169,7 +171,7 @@ def _array(path: Path, line: int, text: str, more: Iterator[str]) -> Iterator[tu
             start = window.line
             value, said = window.value(path)
             strings = isinstance(value, str) if strings is None else strings
-            if strings and isinstance(value, str):
+            if strings:
                 value = {"text": value}
             yield start, _checked(path, start, value, said)
             mark = window.peek()

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from swift_autobatch.gate.causes import in_argument_check, known_cause
 from swift_autobatch.gate.evidence import Evidence
+from swift_autobatch.gate.words import READ_LOG, gpu_peak, host_peak, rate_text, rss_text, smaller, tame, where
 from swift_autobatch.records import Plan, Reason, VerdictWord
-from swift_autobatch.schedule import DEFAULT_LR
 from swift_autobatch.units import show_gib, show_seconds
 
 # A uniform guess over the vocabulary costs ln V; five times that after two steps is a broken run, not a bad start
@@ -40,7 +40,7 @@ def _gpu_oom(evidence: Evidence, plan: Plan) -> Reason | None:
     asked = f", asking for {evidence.log.oom_asked} more" if evidence.log.oom_asked else ""
     return Reason(
         code="gpu-oom",
-        text=f"the GPU ran out of memory {_where(evidence)}{asked}; "
+        text=f"the GPU ran out of memory {where(evidence)}{asked}; "
         f"predicted {show_gib(plan.prediction.driver_bytes)} of a budget of {show_gib(plan.prediction.budget_bytes)}",
         hints=smaller(plan),
     )
@@ -55,7 +55,7 @@ def _host_kill(evidence: Evidence, plan: Plan) -> Reason | None:
     )
     return Reason(
         code="host-kill",
-        text=f"{how} {_where(evidence)}, most likely for lack of RAM: last seen {_rss(evidence)}, "
+        text=f"{how} {where(evidence)}, most likely for lack of RAM: last seen {rss_text(evidence)}, "
         f"budget {show_gib(plan.prediction.host_budget_bytes)}",
         hints=("close what else uses RAM, or raise the container's memory limit", *smaller(plan)),
     )
@@ -72,7 +72,7 @@ def _timeout(evidence: Evidence, plan: Plan) -> Reason | None:
     predicted = plan.prediction.step_s * evidence.planned_steps
     return Reason(
         code="timeout",
-        text=f"no end after {show_seconds(evidence.seconds)} {_where(evidence)}; "
+        text=f"no end after {show_seconds(evidence.seconds)} {where(evidence)}; "
         f"its steps were predicted to take {show_seconds(predicted)}",
         hints=("--gate-timeout SECONDS, larger (a first download or compilation takes long)", *smaller(plan)),
     )
@@ -89,11 +89,11 @@ def _crashed(evidence: Evidence, plan: Plan) -> Reason | None:
             hints=("drop or change the pinned flag that the message names",),
         )
     if said:
-        return Reason(code="engine-error", text=f"the engine stopped {_where(evidence)}: {said}", hints=_READ_LOG)
+        return Reason(code="engine-error", text=f"the engine stopped {where(evidence)}: {said}", hints=READ_LOG)
     return Reason(
         code="unknown",
-        text=f"the engine stopped {_where(evidence)} with exit code {evidence.exit_code} and said nothing of why",
-        hints=_READ_LOG,
+        text=f"the engine stopped {where(evidence)} with exit code {evidence.exit_code} and said nothing of why",
+        hints=READ_LOG,
     )
 
 
@@ -120,12 +120,12 @@ def _no_step(evidence: Evidence, plan: Plan) -> Reason | None:
         return Reason(
             code="unknown",
             text=f"the engine ended after {made} of {evidence.planned_steps} steps without an error",
-            hints=_READ_LOG,
+            hints=READ_LOG,
         )
     return Reason(
         code="no-step",
         text=f"the engine ended without an optimizer step ({evidence.rows} rows over {plan.candidate.world} processes)",
-        hints=("fewer processes: --nproc 1", "more rows: at least one a process is needed", *_READ_LOG),
+        hints=("fewer processes: --nproc 1", "more rows: at least one a process is needed", *READ_LOG),
     )
 
 
@@ -140,8 +140,8 @@ def _nan(evidence: Evidence, plan: Plan) -> Reason | None:
                 return Reason(
                     code="nan-loss",
                     text=f"{name} {value} at step {step.step} of {evidence.planned_steps} "
-                    f"with learning rate {_rate(plan)} in {plan.candidate.torch_dtype}",
-                    hints=_tame(plan),
+                    f"with learning rate {rate_text(plan)} in {plan.candidate.torch_dtype}",
+                    hints=tame(plan),
                 )
     return None
 
@@ -180,8 +180,8 @@ def _diverged(evidence: Evidence, plan: Plan) -> Reason | None:
     return Reason(
         code="diverged",
         text=f"loss {last:.4g} at step {evidence.steps[-1].step}, while a blind guess over the vocabulary costs "
-        f"{math.log(plan.facts.model.vocab):.3g}; learning rate {_rate(plan)}",
-        hints=_tame(plan),
+        f"{math.log(plan.facts.model.vocab):.3g}; learning rate {rate_text(plan)}",
+        hints=tame(plan),
     )
 
 
@@ -208,7 +208,7 @@ def _silently_off(evidence: Evidence, plan: Plan) -> Reason | None:
                 code="silently-off",
                 text=f"the engine ran, but not as planned: {name.replace('_', ' ')} is {found.get(name)}, "
                 f"planned {value}",
-                hints=("look for pinned flags and variables that undo the plan", *_READ_LOG),
+                hints=("look for pinned flags and variables that undo the plan", *READ_LOG),
             )
     return None
 
@@ -223,14 +223,14 @@ def _unmeasured(evidence: Evidence, plan: Plan) -> Reason | None:
     return Reason(
         code="unknown",
         text=f"the steps were made, but nothing was measured{full}: the memory they took is not known",
-        hints=("the run folder must be writable: --output-dir on another disk", *_READ_LOG),
+        hints=("the run folder must be writable: --output-dir on another disk", *READ_LOG),
     )
 
 
 def _over_budget(evidence: Evidence, plan: Plan) -> Reason | None:
     prediction = plan.prediction
-    checks = [("host RAM of all processes", _host_peak(evidence), prediction.host_budget_bytes)]
-    gpu = _gpu_peak(evidence, plan)
+    checks = [("host RAM of all processes", host_peak(evidence), prediction.host_budget_bytes)]
+    gpu = gpu_peak(evidence, plan)
     if gpu is not None:
         checks.insert(0, ("GPU memory", gpu, prediction.budget_bytes))
     for what, peak, budget in checks:
@@ -252,17 +252,17 @@ def _bad_end(evidence: Evidence, plan: Plan) -> Reason | None:
         code="unknown",
         text=f"all {evidence.planned_steps} steps were made, yet the engine ended with exit code "
         f"{evidence.exit_code}{said}",
-        hints=_READ_LOG,
+        hints=READ_LOG,
     )
 
 
 def _passed(evidence: Evidence, plan: Plan) -> Reason:
     losses = " -> ".join("?" if step.loss is None else f"{step.loss:.4g}" for step in evidence.steps)
-    gpu = _gpu_peak(evidence, plan)
+    gpu = gpu_peak(evidence, plan)
     if gpu is not None:
         used = f"GPU peak {show_gib(gpu)} of {show_gib(plan.prediction.budget_bytes)}"
     else:
-        used = f"RAM peak {_rss(evidence)} of {show_gib(plan.prediction.host_budget_bytes)}"
+        used = f"RAM peak {rss_text(evidence)} of {show_gib(plan.prediction.host_budget_bytes)}"
     return Reason(code="pass", text=f"{evidence.planned_steps} steps on the costliest rows, loss {losses}, {used}")
 
 
@@ -283,73 +283,3 @@ _RULES: tuple[_Rule, ...] = (
     _over_budget,
     _bad_end,
 )
-_READ_LOG = ("autoswift/swift.log in the folder above has the engine's own words",)
-
-
-# -------------------------------------------------------------------------------------------------- words, peaks
-
-
-def smaller(plan: Plan) -> tuple[str, ...]:
-    """Edits that need less memory, least change first."""
-    candidate = plan.candidate
-    hints = []
-    if candidate.micro_batch > 1:
-        hints.append(f"--per_device_train_batch_size {candidate.micro_batch // 2}")
-    if not candidate.gradient_checkpointing:
-        hints.append("--gradient_checkpointing true")
-    other = next((r for r in plan.runners_up if _needs_less(r.prediction, plan)), None)
-    if other is not None and other.candidate.strategy != candidate.strategy:
-        hints.append(f"--strategy {other.candidate.strategy}")
-    if plan.facts.data.p95_tokens < candidate.max_tokens:
-        hints.append(f"--max_length {plan.facts.data.p95_tokens} keeps 95 % of the rows")
-    return tuple(hints)
-
-
-def _needs_less(other: object, plan: Plan) -> bool:
-    demand = getattr(other, "demand_bytes", None)
-    return demand is not None and demand < plan.prediction.demand_bytes
-
-
-def _tame(plan: Plan) -> tuple[str, ...]:
-    """A lower learning rate: the tuner's default when the plan's is far above it, else a tenth."""
-    rate = plan.engine_args.get("learning_rate")
-    lower: tuple[str, ...] = ()
-    if rate is not None:
-        default = DEFAULT_LR.get(plan.candidate.tuner, DEFAULT_LR["lora"])
-        now = float(str(rate.value))
-        lower = (f"--learning_rate {default if now > 10 * default else now / 10:g}",)
-    fp16 = ("--torch_dtype bfloat16 if the card can",) if plan.candidate.torch_dtype == "float16" else ()
-    return (*lower, *fp16, "look for broken characters or empty answers in the costliest rows")
-
-
-def _rate(plan: Plan) -> str:
-    rate = plan.engine_args.get("learning_rate")
-    return str(rate.value) if rate is not None else "of the engine"
-
-
-_PHASE_WORDS = {
-    "load": "while loading the model",
-    "first_step": "in the first step",
-    "steady": "after the first step",
-    "eval": "in evaluation",
-    "save": "while saving",
-    "resume": "while resuming",
-}
-
-
-def _where(evidence: Evidence) -> str:
-    return _PHASE_WORDS[evidence.phase] if evidence.phase else "before the trainer was built"
-
-
-def _rss(evidence: Evidence) -> str:
-    return show_gib(_host_peak(evidence))
-
-
-def _host_peak(evidence: Evidence) -> int | None:
-    return max((m.rss_sum_bytes for m in evidence.measured if m.rss_sum_bytes is not None), default=None)
-
-
-def _gpu_peak(evidence: Evidence, plan: Plan) -> int | None:
-    """Reserved peak of the worst rank plus what the driver holds outside the allocator, as the fit rule counts it."""
-    reserved = max((m.gpu_reserved_bytes for m in evidence.measured if m.gpu_reserved_bytes is not None), default=None)
-    return None if reserved is None else reserved + plan.prediction.context_bytes + plan.prediction.nccl_bytes

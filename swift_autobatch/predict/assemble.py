@@ -231,8 +231,8 @@ def _reserved(work: Job, instant: Instant, factor: float) -> int:
     lasting = sum(term.bytes for term in instant if term.name in _LASTING)
     layers = sum(term.bytes for term in instant if term.name in _LAYERS)
     passing = _bytes(instant) - lasting - layers
-    if work.candidate.device == "cpu":  # the C allocator returns large blocks at once
-        return int(lasting + (layers + passing) * factor)
+    if work.candidate.device == "cpu":
+        return int(lasting + (layers * constants.cpu_heap_layers + passing * constants.cpu_heap_passing) * factor)
     moving = layers * constants.reserve_layers + passing * constants.reserve_passing
     return int(lasting * constants.reserve_lasting + moving * factor)
 

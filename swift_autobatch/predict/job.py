@@ -28,6 +28,8 @@ class Constants:
     reserve_passing: float
     reserve_p99: float
     cpu_process_gib: float
+    cpu_heap_layers: float
+    cpu_heap_passing: float
     gpu_process_gib: float
     worker_gib: float
     mfu_dense: float

@@ -113,12 +113,8 @@ def test_the_engine_learns_it_and_answers(tmp_path: Path) -> None:
     assert [row["token_acc"] for row in logged if "token_acc" in row][-1] > 0.95
 
     checkpoint = next(out.glob("checkpoint-*"))
-    asked = {"who are you?": "", "你是谁?": ""}
-    asked = {
-        row["instruction"]: row["output"]
-        for row in json.loads(embedded.default_dataset().read_text(encoding="utf-8"))
-        if row["instruction"] in asked
-    }
+    rows = json.loads(embedded.default_dataset().read_text(encoding="utf-8"))
+    asked = {row["instruction"]: row["output"] for row in rows if row["instruction"] in ("who are you?", "你是谁?")}
     questions = [json.dumps({"messages": [{"role": "user", "content": question}]}) for question in asked]
     (tmp_path / "q.jsonl").write_text("\n".join(questions))
     infer = [swift, "infer", "--model", str(checkpoint), *kind, "--val_dataset", str(tmp_path / "q.jsonl")]

@@ -61,6 +61,7 @@ def test_four_cards(env: Environment) -> None:
         ("1,x,2", [1]),
         ("x", []),
         ("1,1", []),
+        ("1,4,1", []),  # torch looks for repeats before it looks for cards
         ("1gpu,2", [1, 2]),
         ("GPU-aaaa1111-0", [0]),
         ("GPU-bbbb", [2]),

@@ -351,9 +351,12 @@ def test_a_folder_with_a_registered_name_needs_nothing(env: Environment, tmp_pat
 
 
 def test_what_the_engine_saved_beside_its_own_output_is_believed(env: Environment, tmp_path: Path) -> None:
-    folder(tmp_path / "out", args_json='{"model_type": "qwen2", "template": "qwq"}')
+    folder(tmp_path / "out", args_json='{"swift_version": "4.6.0", "model_type": "qwen2", "template": "qwq"}')
     model = read_model("./out", env)
     assert (model.swift_model_type, model.swift_template, model.pass_model_type) == ("qwen2", "qwq", False)
+    folder(tmp_path / "out", args_json='{"swift_version": "3.9.0", "model_type": "qwen2", "template": "qwq"}')
+    model = read_model("./out", env)
+    assert (model.swift_model_type, model.swift_template, model.pass_model_type) == ("qwen2", "qwq", True)
 
 
 def test_every_type_and_template_we_may_pass_is_registered() -> None:
@@ -374,7 +377,8 @@ def test_the_engine_agrees(env: Environment, tmp_path: Path) -> None:
         "renamed": (QWEN2, {"tokenizer_config_json": '{"chat_template": "<|im_start|>"}'}),
         "Qwen2.5-7B-Instruct": (QWEN2, {}),
         "qwen3___5-4b": (QWEN2, {}),
-        "out": (QWEN2, {"args_json": '{"model_type": "qwen2", "template": "qwq"}'}),
+        "out": (QWEN2, {"args_json": '{"swift_version": "4.6.0", "model_type": "qwen2", "template": "qwq"}'}),
+        "old": (QWEN2, {"args_json": '{"swift_version": "3.9.0", "model_type": "qwen2", "template": "qwq"}'}),
         "llama": (QWEN2 | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, {}),
         "moe": (QWEN2 | {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}, {}),
         "gemma": (QWEN2 | {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, {}),
@@ -398,4 +402,4 @@ def test_the_engine_agrees(env: Environment, tmp_path: Path) -> None:
             info, meta = get_model_info_meta(str(path))
             template = get_template_meta(info, meta).template_type
             assert (info.model_type, template) == (model.swift_model_type, model.swift_template or "dummy"), name
-    assert {name for name, tell in told.items() if tell} == {"renamed", "llama"}
+    assert {name for name, tell in told.items() if tell} == {"renamed", "llama", "old"}
