@@ -21,7 +21,7 @@ from swift_autobatch.facts.hardware import read_machine
 from swift_autobatch.facts.machine_file import dump_machine, load_machine
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.facts.software import read_software
-from swift_autobatch.plan import make_plan
+from swift_autobatch.planner import make_plan
 from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import (
     Artefacts,

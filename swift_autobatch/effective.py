@@ -16,7 +16,7 @@ from swift_autobatch.records import Candidate, Effective, Machine, ModelFacts
 NO_LOGITS_TO_KEEP = frozenset(
     "QWenLMHeadModel ChatGLMModel ChatGLMForConditionalGeneration BaichuanForCausalLM BaiChuanForCausalLM "
     "InternLMForCausalLM InternLM2ForCausalLM InternLM3ForCausalLM InternVLChatModel MiniCPMForCausalLM "
-    "MiniCPM3ForCausalLM MiniCPMV DeepseekForCausalLM T5ForConditionalGeneration MT5ForConditionalGeneration "
+    "MiniCPMV DeepseekForCausalLM T5ForConditionalGeneration MT5ForConditionalGeneration "
     "Phi3VForCausalLM LlavaLlamaForCausalLM Qwen2_5OmniForConditionalGeneration "
     "Qwen3OmniMoeForConditionalGeneration XverseForCausalLM OrionForCausalLM AquilaForCausalLM".split()
 )

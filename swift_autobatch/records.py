@@ -65,7 +65,7 @@ class Environment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A project recipe, as read. ``flags`` are the engine flags that the project pins, in the engine's spelling;
-    ``candidate`` and ``arguments`` are what was decided for ``machine_class``."""
+    ``candidate``, ``arguments``, ``environment`` and the two configs are what was decided for ``machine_class``."""
 
     path: str
     name: str
@@ -77,6 +77,13 @@ class Recipe:
     digest: str | None
     predicted: Mapping[str, Any]
     measured: Mapping[str, Any]
+    engine: str | None = None  # the dialect that the arguments are written in
+    environment: Mapping[str, str] = field(default_factory=dict)
+    deepspeed: Mapping[str, Any] | None = None
+    fsdp: Mapping[str, Any] | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)  # rows, longest_tokens and digest it was planned on
+    asked_digest: str | None = None  # of the file's request as it stands now
+    planned_for: str | None = None  # of the request that was planned; another one: edited since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +110,10 @@ class Request:
     output_dir: Sourced[str | None]
     gate_timeout_s: Sourced[float]
     recipe: Recipe | None = None
+    overrides: tuple[Sourced[str], ...] = ()  # names that a flag or variable sets otherwise than the recipe
     decided: Recipe | None = None
     locked: bool = False  # stop when the recipe does not hold here, instead of planning again
+    save_recipe: str | None = None  # file for the decision, written after success
     skip_dry_run: bool = False
     ask: bool = True  # after training on self-cognition rows, ask the model who it is
     force: bool = False

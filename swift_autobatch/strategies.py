@@ -10,9 +10,8 @@ from typing import Any
 from swift_autobatch.errors import UsageError
 from swift_autobatch.records import Strategy
 from swift_autobatch.tables import near
-from swift_autobatch.yaml_file import read_yaml
+from swift_autobatch.yaml_file import PROJECT, STRATEGY, kind_of, parse_yaml, read_yaml, trusted_yaml
 
-KIND = "autoswift.strategy/1"
 PROJECT_FOLDER = Path("autoswift") / "recipes"
 
 
@@ -31,19 +30,39 @@ def load_strategies(project: Path | None = None) -> tuple[Strategy, ...]:
     Raises:
         UsageError: a file breaks the schema, or its name is not its file name.
     """
-    folders = [shipped_folder()] + ([project / PROJECT_FOLDER] if project else [])
-    found: dict[str, Strategy] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*.yaml")):
-            if _is_strategy(path):
-                strategy = read_strategy(path)
-                found[strategy.name] = strategy
+    found = {path.stem: _strategy(path, trusted_yaml(path)) for path in shipped_folder().glob("*.yaml")}
+    # A project keeps project recipes beside strategies; only the first key tells them apart.
+    for path in (project / PROJECT_FOLDER).glob("*.yaml") if project else ():
+        if kind_of(path) != PROJECT:
+            found[path.stem] = read_strategy(path)
     return tuple(found[name] for name in sorted(found))
 
 
 def read_strategy(path: Path) -> Strategy:
-    """Reads and checks one strategy recipe."""
-    raw = read_yaml(path, KIND)
+    """Reads and checks one strategy recipe.
+
+    Raises:
+        InputError: the file is missing or not YAML.
+        UsageError: it breaks the schema (every error at once, with its line), or its name is not its file name.
+    """
+    return _checked(path, read_yaml(path, STRATEGY))
+
+
+def copied(found: Strategy, path: Path) -> str:
+    """The text of a strategy recipe under the name of another file, checked as that file would be.
+
+    Raises:
+        UsageError: the file's name is no name for a strategy.
+    """
+    text = Path(found.path).read_text(encoding="utf-8")
+    lines = [f"name: {path.stem}" if line.startswith("name:") else line for line in text.splitlines()]
+    renamed = "\n".join(lines) + "\n"
+    _checked(path, parse_yaml(renamed, str(path), STRATEGY))
+    return renamed
+
+
+def _checked(path: Path, raw: Mapping[str, Any]) -> Strategy:
+    """What the schema cannot say."""
     if raw["name"] != path.stem:
         raise UsageError(
             f"strategy {raw['name']!r} stands in a file called {path.name}",
@@ -57,6 +76,10 @@ def read_strategy(path: Path) -> Strategy:
             where=f"{path}:1",
             hints=("keep it in one of the two",),
         )
+    return _strategy(path, raw)
+
+
+def _strategy(path: Path, raw: Mapping[str, Any]) -> Strategy:
     return Strategy(
         name=raw["name"],
         summary=raw["summary"].strip(),
@@ -91,12 +114,3 @@ def find_strategy(name: str, table: tuple[Strategy, ...]) -> Strategy:
 def _search(raw: Mapping[str, Any]) -> Mapping[str, tuple[Any, ...]]:
     # "auto" stands for the powers of two up to what the asked batch needs; candidates.py expands it.
     return MappingProxyType({knob: ("auto",) if values == "auto" else tuple(values) for knob, values in raw.items()})
-
-
-def _is_strategy(path: Path) -> bool:
-    """A project keeps project recipes beside strategies; only the first key tells them apart."""
-    with path.open(encoding="utf-8-sig", errors="replace") as stream:
-        for line in stream:
-            if line.startswith("schema:"):
-                return line.split(":", 1)[1].strip().strip("'\"") != "autoswift.recipe/1"
-    return True

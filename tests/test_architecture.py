@@ -19,7 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"request", "engine_flags", "recipe", "facts", "strategies"}),
     frozenset({"rules", "effective", "pins"}),
     frozenset({"candidates", "predict", "schedule", "arguments"}),
-    frozenset({"plan", "shortfall"}),
+    frozenset({"planner", "shortfall"}),
     frozenset({"render"}),
     frozenset({"gate", "engine", "engine_log", "telemetry"}),
     frozenset({"run", "receipt", "ask"}),
@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cli"}),
 )
 PURE = frozenset(
-    {"rules", "effective", "pins", "candidates", "predict", "schedule", "arguments", "plan", "shortfall", "render"}
+    {"rules", "effective", "pins", "candidates", "predict", "schedule", "arguments", "planner", "shortfall", "render"}
 )
 NEVER_FROM_PURE = frozenset({"facts", "process", "guardian"})
 HEAVY = frozenset({"torch", "transformers", "deepspeed", "swift", "datasets", "peft", "accelerate", "bitsandbytes"})

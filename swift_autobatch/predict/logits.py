@@ -26,6 +26,13 @@ def loss(job: Job) -> int:
     return hidden + _PER_ENTRY[job.effective.loss] * rows * shape.vocab
 
 
+def forward(job: Job) -> int:
+    """Bytes at the end of forward: 16-bit logits and two fp32 copies, or the loss's own where it never grows them."""
+    if job.effective.loss != "hf_fp32_logits":
+        return loss(job)
+    return 4 * job.shape.h * job.tokens + 10 * job.kept_rows * job.shape.vocab
+
+
 def evaluation(job: Job) -> int:
     """Bytes of the loss without gradients, one row of the longest length: 16-bit logits and two fp32 copies."""
     rows = min(job.row_tokens, job.kept_rows)

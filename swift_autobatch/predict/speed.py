@@ -153,7 +153,7 @@ def passes(job: Job) -> tuple[float, float]:
     Full: 1 + 2, adapters: 1 + 1 (the frozen weights take no gradient); checkpointing adds a forward of the layers.
     """
     backward = 2.0 if job.candidate.tuner == "full" else 1.0
-    again = 1.0 if job.candidate.gradient_checkpointing or job.candidate.uses_fsdp else 0.0
+    again = 1.0 if job.candidate.gradient_checkpointing else 0.0
     head = 1.0 + backward
     return 1.0 + backward + again, head
 

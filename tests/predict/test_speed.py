@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_filling_the_card_helps_less_and_less(tmp_path: Path) -> None:
         run(tmp_path, lengths=(64,) * 64, micro_batch=rows, accumulation=32 // rows).tokens_per_s
         for rows in (1, 2, 4, 8, 16, 32)
     ]
-    gains = [after / before for before, after in zip(speeds, speeds[1:], strict=False)]
+    gains = [after / before for before, after in pairwise(speeds)]
     assert all(gain > 1 for gain in gains)
     assert gains == sorted(gains, reverse=True)
 

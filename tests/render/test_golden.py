@@ -12,7 +12,7 @@ import pytest
 from conftest import Golden
 
 from swift_autobatch import render
-from swift_autobatch.plan import make_plan
+from swift_autobatch.planner import make_plan
 from swift_autobatch.records import Artefacts
 from swift_autobatch.strategies import load_strategies
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Qwen/Qwen2.5-0.5B-Instruct: lora, strategy multi-zero3, for 2xcpu-ram16.
-# Effective batch 16 = 1 a device x 2 ranks x 8 accumulation. Plan 8654371a.
+# Effective batch 16 = 1 a device x 2 ranks x 8 accumulation. Plan 41549385.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -12,6 +12,7 @@ export NPROC_PER_NODE=2
 export MASTER_PORT="${MASTER_PORT:-$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')}"
 export AUTOSWIFT_TELEMETRY_DIR="$RUN"/autoswift
 export CUDA_VISIBLE_DEVICES=''
+export OMP_WAIT_POLICY=PASSIVE
 export DS_ACCELERATOR=cpu
 
 cd "$ROOT"
@@ -28,7 +29,7 @@ exec swift sft \
     --target_modules all-linear \
     --per_device_train_batch_size 1 \
     --gradient_accumulation_steps 8 \
-    --gradient_checkpointing false \
+    --gradient_checkpointing true \
     --deepspeed "$RUN"/autoswift/ds.json \
     --learning_rate 0.0001 \
     --warmup_ratio 0.05 \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Qwen/Qwen2.5-0.5B-Instruct: lora, strategy cpu, for 1xcpu-ram16.
-# Effective batch 16 = 1 a device x 1 ranks x 16 accumulation. Plan bac48457.
+# Effective batch 16 = 1 a device x 1 ranks x 16 accumulation. Plan 94c1e0da.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -12,6 +12,7 @@ export NPROC_PER_NODE=1
 export MASTER_PORT="${MASTER_PORT:-$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')}"
 export AUTOSWIFT_TELEMETRY_DIR="$RUN"/autoswift
 export CUDA_VISIBLE_DEVICES=''
+export OMP_WAIT_POLICY=PASSIVE
 export ACCELERATE_USE_CPU=true
 export DS_ACCELERATOR=cpu
 

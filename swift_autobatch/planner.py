@@ -136,7 +136,7 @@ def _runners_up(
 ) -> tuple[RunnerUp, ...]:
     """The best of every other strategy and the chosen one's next micro batches, each with why it lost."""
     picked: dict[tuple[str, int], Scored] = {}
-    for pair in sorted(scored, key=lambda item: (not item[1].fits, _preference(item, request))):
+    for pair in sorted(scored, key=lambda item: _interest(item, request)):
         candidate = pair[0]
         if candidate == chosen:
             continue
@@ -155,6 +155,14 @@ def _runners_up(
             named.add(item.candidate.strategy)
             lost.append(RunnerUp(candidate=item.candidate, prediction=None, why=f"not legal: {item.why}"))
     return tuple(lost[:_RUNNERS_UP])
+
+
+def _interest(pair: Scored, request: Request) -> tuple[Any, ...]:
+    """Which of several variants stands for a strategy: the best that fits, else the one nearest to fitting."""
+    prediction = pair[1]
+    if prediction.fits:
+        return (False, *_preference(pair, request))
+    return (True, max(prediction.demand_bytes - prediction.budget_bytes, 0), prediction.host_p99_bytes)
 
 
 def _why_not(pair: Scored, chosen: Candidate, best: Prediction, request: Request) -> str:

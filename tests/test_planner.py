@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_autobatch.errors import NothingFitsError, UsageError
-from swift_autobatch.plan import make_plan
+from swift_autobatch.planner import make_plan
 from swift_autobatch.records import Plan
 from swift_autobatch.strategies import load_strategies
 
