@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import ask, gate, receipt, render, run
+from swift_autobatch import ask, decision, gate, receipt, render, run
 from swift_autobatch.errors import GateError, MachineError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.cards import assumed_machine
 from swift_autobatch.facts.dataset import read_dataset
-from swift_autobatch.facts.hardware import read_machine
+from swift_autobatch.facts.hardware import limit, read_machine
 from swift_autobatch.facts.machine_file import dump_machine, load_machine
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.facts.software import read_software
@@ -28,6 +28,7 @@ from swift_autobatch.records import (
     Environment,
     Facts,
     Machine,
+    Measured,
     Plan,
     Request,
     Run,
@@ -35,7 +36,7 @@ from swift_autobatch.records import (
     Strategy,
     Verdict,
 )
-from swift_autobatch.strategies import load_strategies
+from swift_autobatch.strategies import PROJECT_FOLDER, copied, find_strategy, load_strategies
 from swift_autobatch.units import show_count, show_gib, show_seconds
 
 DEFAULT_MODEL = "Qwen/Qwen2.5-7B-Instruct"  # with an accelerator and no --model
@@ -67,14 +68,26 @@ def strategies(env: Environment) -> tuple[Strategy, ...]:
     return load_strategies(Path(env.cwd))
 
 
+def copy_strategy(name: str, env: Environment, target: str | None = None, *, force: bool = False) -> Path:
+    """Copies a strategy recipe into the project's autoswift/recipes/, or to ``target``, under that file's name."""
+    found = find_strategy(name, strategies(env))
+    path = Path(env.cwd, target) if target else Path(env.cwd, PROJECT_FOLDER)
+    if path.is_dir() or not target:
+        path /= f"{name}.yaml"
+    render.may_write(path, force=force)
+    render.write_file(path, copied(found, path))
+    return path
+
+
 def machine(request: Request, env: Environment) -> Machine:
     """The machine to plan for: this one, a hardware file, or cards from the catalogue (all assumed)."""
+    nproc = request.nproc.value
     if request.hardware_file.value:
-        return load_machine(Path(env.cwd) / request.hardware_file.value)
+        return limit(load_machine(Path(env.cwd) / request.hardware_file.value), nproc)
     software = read_software(env)
     if request.gpus.value:
-        return assumed_machine(request.gpus.value, software)
-    return read_machine(env, software, request.nproc.value)
+        return limit(assumed_machine(request.gpus.value, software), nproc)
+    return read_machine(env, software, nproc)
 
 
 def machine_json(found: Machine) -> dict[str, Any]:
@@ -88,28 +101,34 @@ def plan_json(decided: Plan) -> dict[str, Any]:
 
 
 def plan(request: Request, env: Environment, progress: Progress | None = None) -> Plan:
-    """Reads the facts and chooses; nothing is written and nothing is started.
+    """Reads the facts and chooses; nothing is started, and nothing written but the file of ``--save-recipe``.
 
     Raises:
         UsageError, NothingFitsError, InputError, MachineError: see errors.py.
     """
-    asked, facts = _facts(request, env, progress or Silent())
-    return make_plan(asked, facts, strategies(env), env.cwd, env.home)
+    asked, decided = _decide(request, env, progress or Silent())
+    _save_recipe(decided, asked, env, progress or Silent())
+    return decided
 
 
-def render_files(request: Request, env: Environment, folder: Path, *, force: bool = False) -> tuple[Path, ...]:
+def render_files(
+    request: Request, env: Environment, folder: Path, *, force: bool = False, progress: Progress | None = None
+) -> tuple[Path, ...]:
     """Plans and writes the files of the run into ``folder/autoswift``; starts nothing."""
-    decided = plan(request, env)
-    return render.write(_files(decided), folder / "autoswift", force=force)
+    asked, decided = _decide(request, env, progress or Silent())
+    written = render.write(_files(decided, asked), folder / "autoswift", force=force)
+    return (*written, *_save_recipe(decided, asked, env, progress or Silent()))
 
 
 def dry_run(request: Request, env: Environment, progress: Progress | None = None) -> GateOutcome:
     """The gate alone: the real command on the costliest rows, for two optimizer steps."""
     progress = progress or Silent()
-    decided = _plan_here(request, env, progress)
-    folder, artefacts = _prepare(decided, request, env)
+    asked, decided = _plan_here(request, env, progress)
+    folder, artefacts = _prepare(decided, asked, env)
     verdict = _gate(decided, artefacts, folder, request, env, progress)
     kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None)
+    if verdict.verdict == "pass":
+        _save_recipe(decided, asked, env, progress, (verdict.measured, "dry run"))
     return GateOutcome(plan=decided, verdict=verdict, folder=folder, receipt=kept)
 
 
@@ -121,8 +140,8 @@ def sft(request: Request, env: Environment, progress: Progress | None = None) ->
         TrainingError: the engine failed after the gate passed.
     """
     progress = progress or Silent()
-    decided = _plan_here(request, env, progress)
-    folder, artefacts = _prepare(decided, request, env)
+    asked, decided = _plan_here(request, env, progress)
+    folder, artefacts = _prepare(decided, asked, env)
     verdict = None
     if not request.skip_dry_run:
         verdict = _gate(decided, artefacts, folder, request, env, progress)
@@ -140,6 +159,7 @@ def sft(request: Request, env: Environment, progress: Progress | None = None) ->
         answers = ask.ask(done, decided, decided.facts.data.questions, env, progress=progress)
         done = replace(done, answers=answers)
     kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=done)
+    _save_recipe(decided, asked, env, progress, (done.measured, "training"))
     return SftOutcome(plan=decided, verdict=verdict, run=done, folder=folder, receipt=kept)
 
 
@@ -202,7 +222,49 @@ def _defaults(request: Request, found: Machine, env: Environment) -> Request:
     )
 
 
-def _plan_here(request: Request, env: Environment, progress: Progress) -> Plan:
+def _decide(request: Request, env: Environment, progress: Progress) -> tuple[Request, Plan]:
+    """Plans, or takes the project recipe's decision where it holds. Returns the request with its defaults filled in."""
+    if request.save_recipe:
+        render.may_write(Path(env.cwd, request.save_recipe), force=request.force)
+    asked, facts = _facts(request, env, progress)
+    recipe, table = asked.recipe, strategies(env)
+    if recipe is None:
+        return asked, make_plan(asked, facts, table, env.cwd, env.home)
+    reasons = decision.broken(asked, facts, env.cwd)
+    if reasons and asked.locked:
+        raise decision.refusal(recipe, reasons)
+    if not reasons:
+        progress.stage(decision.holds(recipe, facts))
+        return asked, make_plan(replace(asked, decided=recipe), facts, table, env.cwd, env.home)
+    progress.stage(decision.said(recipe, reasons))
+    decided = make_plan(asked, facts, table, env.cwd, env.home)
+    gave = () if recipe.candidate is None else (decision.said(recipe, reasons),)
+    return asked, replace(decided, notes=(*gave, *decided.notes))
+
+
+def _save_recipe(
+    decided: Plan,
+    asked: Request,
+    env: Environment,
+    progress: Progress,
+    seen: tuple[tuple[Measured, ...], str] | None = None,
+) -> tuple[Path, ...]:
+    """Writes the decision where ``--save-recipe`` says, with what was measured and by what."""
+    if not asked.save_recipe:
+        return ()
+    path = Path(env.cwd, asked.save_recipe)
+    measured = None
+    if seen is not None:
+        measured = render.measured_figures(seen[0], by=seen[1], on_gpu=bool(decided.facts.machine.gpus))
+    elif asked.recipe is not None and asked.recipe.digest == decided.digest:
+        measured = dict(asked.recipe.measured)  # the same plan: what was measured for it still stands
+    name = path.name if Path(asked.save_recipe).is_absolute() else asked.save_recipe
+    render.write_file(path, render.recipe_yaml(decided, asked, name=name, measured=measured))
+    progress.stage(f"recipe written: {path}")
+    return (path,)
+
+
+def _plan_here(request: Request, env: Environment, progress: Progress) -> tuple[Request, Plan]:
     """Plans for this machine; a machine that is not here can be planned for, never run on."""
     flag = "--gpus" if request.gpus.value else "--hardware" if request.hardware_file.value else None
     if flag:
@@ -211,10 +273,10 @@ def _plan_here(request: Request, env: Environment, progress: Progress) -> Plan:
             where=flag,
             hints=(f"'autoswift plan' and 'autoswift render' take {flag}", f"drop {flag} to run on this machine"),
         )
-    decided = plan(request, env, progress)
+    asked, decided = _decide(request, env, progress)
     _needs_engine(decided)
     progress.stage(_headline(decided))
-    return decided
+    return asked, decided
 
 
 def _needs_engine(decided: Plan) -> None:
@@ -246,15 +308,16 @@ def _prepare(decided: Plan, request: Request, env: Environment) -> tuple[Path, A
         if not folder.exists():
             break
         folder = base / f"{stem}-{count}"
-    render.write(_files(decided), folder / "autoswift")
+    render.write(_files(decided, request), folder / "autoswift")
     return folder, render.render(decided)
 
 
-def _files(decided: Plan) -> Mapping[str, str]:
+def _files(decided: Plan, asked: Request) -> Mapping[str, str]:
     data = {"schema": "autoswift.data/1", **render.facts_json(decided.facts)["data"]}
     return {
         **render.render(decided).files,
         "machine.json": render.to_json(machine_json(decided.facts.machine)),
+        "recipe.yaml": render.recipe_yaml(decided, asked, name="recipe.yaml"),
         "data.json": render.to_json(json.loads(json.dumps(data))),
     }
 

@@ -193,19 +193,21 @@ def _house(candidate: Candidate) -> dict[str, Sourced[Value]]:
 
 # Rendered from the place where the job runs, never taken from a recipe.
 _PLACES = frozenset({"model", "dataset", "output_dir", "external_plugins", "callbacks"})
+# Needed where the model lies in a folder, whether the recipe was planned on such a machine or not.
+_LOCAL = frozenset({"model_type", "template", "check_model"})
 
 
-def _from_recipe(decided: Mapping[str, Sourced[Value]], request: Request) -> dict[str, Sourced[Value]]:
-    """What the project recipe decided, where it holds on this machine: all of it but paths."""
+def _from_recipe(decided: dict[str, Sourced[Value]], request: Request) -> dict[str, Sourced[Value]]:
+    """The arguments that the project recipe decided, where it holds on this machine: all of them and no more."""
     recipe = request.decided
     if recipe is None:
-        return {}
+        return decided
     source = f"recipe {recipe.path}"
-    return {
-        flag: Sourced(value=value, source=source)
-        for flag, value in recipe.arguments.items()
-        if flag not in _PLACES and (flag not in decided or decided[flag].value != value)
-    }
+    kept = {flag: arg for flag, arg in decided.items() if flag in recipe.arguments or flag in _PLACES | _LOCAL}
+    for flag, value in recipe.arguments.items():
+        if flag not in _PLACES and (flag not in kept or kept[flag].value != value):
+            kept[flag] = Sourced(value=value, source=source)
+    return kept
 
 
 _APPENDED = ("external_plugins", "callbacks")  # a user's entries join ours
@@ -213,7 +215,7 @@ _APPENDED = ("external_plugins", "callbacks")  # a user's entries join ours
 
 def _with_pins(decided: dict[str, Sourced[Value]], request: Request, root: str, home: str) -> dict[str, Sourced[Value]]:
     """Lays the user's flags over ours: same place in the order where we had the flag, else at the end."""
-    merged = {**decided, **_from_recipe(decided, request)}
+    merged = _from_recipe(decided, request)
     for flag, pin in request.pins.items():
         if flag in _APPENDED:
             extra = pin.value if isinstance(pin.value, tuple) else (pin.value,)
@@ -222,9 +224,9 @@ def _with_pins(decided: dict[str, Sourced[Value]], request: Request, root: str, 
         else:
             merged[flag] = pin
     if "warmup_steps" in request.pins and "warmup_ratio" not in request.pins:
-        del merged["warmup_ratio"]  # the engine refuses both (swift/trainers/arguments.py:231)
+        merged.pop("warmup_ratio", None)  # the engine refuses both (swift/trainers/arguments.py:231)
     if "max_steps" in request.pins and "num_train_epochs" not in request.pins:
-        del merged["num_train_epochs"]
+        merged.pop("num_train_epochs", None)
     return merged
 
 

@@ -16,7 +16,7 @@ from swift_autobatch.tables import near
 
 METHODS: Mapping[str, tuple[str, ...]] = {
     "none": ("none", "ddp"),
-    "deepspeed": ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"),
+    "deepspeed": ("zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"),
     "fsdp": ("fsdp2", "fsdp2_offload"),
     "megatron": ("megatron",),
 }

@@ -11,7 +11,7 @@ from swift_autobatch.errors import InputError, UsageError
 from swift_autobatch.records import Request, Sourced
 
 _DEEPSPEED_PRESETS = {
-    "zero0": "ddp",
+    "zero0": "zero0",
     "zero1": "zero1",
     "zero2": "zero2",
     "zero3": "zero3",
@@ -162,4 +162,4 @@ def _deepspeed_parallel(request: Request, cwd: Path) -> str:
         isinstance(zero.get(key), dict) and zero[key].get("device", "none") != "none"
         for key in ("offload_optimizer", "offload_param")
     )
-    return "ddp" if stage == 0 else f"zero{stage}" + ("_offload" if offload and stage > 1 else "")
+    return f"zero{stage}" + ("_offload" if offload and stage > 1 else "")

@@ -30,7 +30,17 @@ def _slug(name: str) -> str:
 Tuner = Literal["lora", "full"]
 Quant = Literal["none", "nf4", "int8"]
 Parallel = Literal[
-    "none", "ddp", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "fsdp2", "fsdp2_offload", "megatron"
+    "none",
+    "ddp",
+    "zero0",  # DeepSpeed's engine, nothing sharded
+    "zero1",
+    "zero2",
+    "zero2_offload",
+    "zero3",
+    "zero3_offload",
+    "fsdp2",
+    "fsdp2_offload",
+    "megatron",
 ]
 Dtype = Literal["bfloat16", "float16", "float32"]
 Phase = Literal["load", "first_step", "steady", "eval", "save", "resume"]
@@ -82,8 +92,7 @@ class Recipe:
     deepspeed: Mapping[str, Any] | None = None
     fsdp: Mapping[str, Any] | None = None
     data: Mapping[str, Any] = field(default_factory=dict)  # rows, longest_tokens and digest it was planned on
-    asked_digest: str | None = None  # of the file's request as it stands now
-    planned_for: str | None = None  # of the request that was planned; another one: edited since
+    edited: tuple[str, ...] = ()  # sections that are no longer as autoswift wrote them: request, planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,7 +371,7 @@ class Candidate:
 
     @property
     def zero_stage(self) -> int:
-        """0 without DeepSpeed ZeRO, else 1, 2 or 3."""
+        """0 without DeepSpeed or where it shards nothing, else 1, 2 or 3."""
         return int(self.parallel[4]) if self.parallel.startswith("zero") else 0
 
     @property

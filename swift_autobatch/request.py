@@ -18,7 +18,8 @@ from typing import Any
 from swift_autobatch import engine_flags
 from swift_autobatch.engine_flags import Value
 from swift_autobatch.errors import UsageError
-from swift_autobatch.records import Environment, Request, Sourced
+from swift_autobatch.recipe import layer, read_recipe
+from swift_autobatch.records import Environment, Recipe, Request, Sourced
 from swift_autobatch.tables import Dialect, Flag, dialect, near
 
 PREFIX = "AUTOSWIFT_"
@@ -28,11 +29,15 @@ DEFAULT_GATE_TIMEOUT_S = 1800.0  # loading a 70B model from a network disk takes
 PARALLEL_METHODS = ("auto", "deepspeed", "fsdp", "megatron", "none")
 LR_SCALINGS = ("sqrt", "linear", "none")
 
-# A layer of settings by name (ours or the engine's), lower ones first; a project recipe is one.
+# A layer of settings by name (ours or the engine's); a project recipe is one.
 Layer = Mapping[str, Sourced[Value]]
 
 # Inside these flags the engine and we mean the same thing; they fill their own field of Request, not the pins.
 SHARED = ("model", "dataset", "output_dir")
+
+# Options that say what to plan; a project recipe holds them, and another value than its own overrides it. (--nproc,
+# --gpus and --hardware change the machine: its class is compared.)
+PLANNED = ("model", "dataset", "strategy", "parallel_method", "global_batch", "lr_scaling", "lr_base")
 
 
 # ------------------------------------------------------------------------------------------------ our options
@@ -119,6 +124,9 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "nproc": Option(default=None, parse=_whole),
         "gpus": Option(default=None, parse=_text),
         "hardware": Option(default=None, parse=_text),
+        "recipe": Option(default=None, parse=_text),
+        "locked": Option(default=False, parse=_yes, is_switch=True),
+        "save_recipe": Option(default=None, parse=_text),
         "output_dir": Option(default=None, parse=_text),
         "gate_timeout": Option(default=DEFAULT_GATE_TIMEOUT_S, parse=_seconds),
         "skip_dry_run": Option(default=False, parse=_yes, is_switch=True),
@@ -212,11 +220,34 @@ def _ours(name: str, settings: Layer) -> Sourced[Any]:
     return Sourced(value=value, source=given.source)
 
 
+def _overrides(recipe: Layer, above: Layer) -> tuple[Sourced[str], ...]:
+    """What flags and variables set otherwise than a project recipe (or than the defaults that it left standing)."""
+    found = []
+    for name in PLANNED:
+        option = OPTIONS.get(name)
+        default = [] if option is None or option.default is None else engine_flags.text(option.default)
+        asked = engine_flags.text(recipe[name].value) if name in recipe else default
+        if name in above and engine_flags.text(above[name].value) != asked:
+            found.append(Sourced(value=name, source=above[name].source))
+    return tuple(found)
+
+
+def _read_recipe(path: Sourced[str | None], locked: bool, env: Environment) -> Recipe | None:
+    if path.value is None:
+        if locked:
+            raise UsageError(
+                "--locked says that a project recipe must hold, and there is none",
+                where="--locked",
+                hints=("add --recipe FILE", "drop --locked"),
+            )
+        return None
+    return read_recipe(Path(env.cwd, path.value), path.value)
+
+
 def build_request(
     options: Mapping[str, Any],
     engine_argv: Sequence[str],
     env: Environment,
-    recipe: Layer | None = None,
 ) -> Request:
     """Merges everything that was said into one Request.
 
@@ -224,16 +255,18 @@ def build_request(
         options: our options by Python name (``global_batch``), None meaning not given; engine flags may stand
             here too (``max_length=2048``), which is how the Python API passes them.
         engine_argv: ``swift sft`` flags as typed.
-        env: what ``read_environment`` returned.
-        recipe: a project recipe's settings by name, each with its source (``recipe.yaml:12``).
+        env: what ``read_environment`` returned; a project recipe (``--recipe``) is read from its ``cwd``.
 
     Raises:
-        UsageError: any flag, variable or value that autoswift or ms-swift would not understand.
+        UsageError: any flag, variable, recipe key or value that autoswift or ms-swift would not understand.
+        InputError: the project recipe is missing or not YAML.
     """
     engine = dialect()
-    settings: dict[str, Sourced[Value]] = dict(recipe or {})
-    settings.update(_environment_layer(env, engine))
-    settings.update(_flag_layer(options, engine_argv, engine))
+    above = {**_environment_layer(env, engine), **_flag_layer(options, engine_argv, engine)}
+    locked = _ours("locked", above).value
+    recipe = _read_recipe(_ours("recipe", above), locked, env)
+    below = {} if recipe is None else layer(recipe)
+    settings: dict[str, Sourced[Value]] = {**below, **above}
     pins = {name: found for name, found in sorted(settings.items()) if name not in OPTIONS and name not in SHARED}
     for name, pin in pins.items():
         engine_flags.check_files(name, pin.value, env.cwd, where=pin.source.removeprefix("flag "))
@@ -254,6 +287,10 @@ def build_request(
         hardware_file=_ours("hardware", settings),
         output_dir=_ours("output_dir", settings),
         gate_timeout_s=_ours("gate_timeout", settings),
+        recipe=recipe,
+        overrides=() if recipe is None else _overrides(below, above),
+        locked=locked,
+        save_recipe=_ours("save_recipe", settings).value,
         skip_dry_run=_ours("skip_dry_run", settings).value,
         ask=not _ours("no_ask", settings).value,
         force=_ours("force", settings).value,

@@ -38,14 +38,17 @@ def load_strategies(project: Path | None = None) -> tuple[Strategy, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-def read_strategy(path: Path) -> Strategy:
+def read_strategy(path: Path, shown: str | None = None) -> Strategy:
     """Reads and checks one strategy recipe.
+
+    Args:
+        shown: the path as the user spelled it, for messages.
 
     Raises:
         InputError: the file is missing or not YAML.
         UsageError: it breaks the schema (every error at once, with its line), or its name is not its file name.
     """
-    return _checked(path, read_yaml(path, STRATEGY))
+    return _checked(path, read_yaml(path, STRATEGY, shown=shown))
 
 
 def copied(found: Strategy, path: Path) -> str:

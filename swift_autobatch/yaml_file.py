@@ -37,17 +37,18 @@ def schema(name: str) -> dict[str, Any]:
     return loaded
 
 
-def read_yaml(path: Path, kind: str, check: Check | None = None) -> dict[str, Any]:
+def read_yaml(path: Path, kind: str, check: Check | None = None, shown: str | None = None) -> dict[str, Any]:
     """Reads ``path`` as the YAML kind ``kind`` (``autoswift.strategy/1``).
 
     Args:
         check: further checks; what they find is told together with the schema's errors.
+        shown: the path as the user spelled it, for messages.
 
     Raises:
         InputError: the file is missing, unreadable or not YAML (file:line).
         UsageError: it breaks the schema; ``figures`` holds every error with its line.
     """
-    return parse_yaml(_text(path), str(path), kind, check)
+    return parse_yaml(_text(path, shown), shown or str(path), kind, check)
 
 
 def parse_yaml(text: str, where: str, kind: str, check: Check | None = None) -> dict[str, Any]:
@@ -86,12 +87,15 @@ def parse_yaml(text: str, where: str, kind: str, check: Check | None = None) -> 
     return document
 
 
-def kind_of(path: Path) -> str | None:
-    """The ``schema`` value that a YAML file starts with; None when no line says one."""
-    for line in _text(path).splitlines():
-        if line.startswith("schema:"):
-            return line.split(":", 1)[1].split("#")[0].strip().strip("'\"")
-    return None
+def kind_of(path: Path, shown: str | None = None) -> str | None:
+    """The ``schema`` value of a YAML file; None when it says none.
+
+    Raises:
+        InputError: missing or not YAML.
+    """
+    _, document = _load(_text(path, shown), shown or str(path))
+    kind = document.get("schema") if isinstance(document, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def trusted_yaml(path: Path) -> dict[str, Any]:
@@ -113,13 +117,15 @@ def _load(text: str, where: str) -> tuple[Any, Any]:
         ) from error
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, shown: str | None = None) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise InputError(
-            f"cannot read the recipe: {reason}", where=str(path), hints=("check the path; it counts from here",)
+            f"cannot read the recipe: {reason}",
+            where=shown or str(path),
+            hints=("check the path; it counts from here",),
         ) from error
 
 
@@ -157,6 +163,8 @@ def _words(error: Any) -> str:
         return f"{where} is {error.instance!r}, it must be {error.validator_value!r}"
     if error.validator in ("type", "oneOf"):
         return f"{where} is {_short(error.instance)}, it must be {_kinds(error)}"
+    if error.validator == "pattern":
+        return f"{where} is {_short(error.instance)}, it must look like {error.validator_value}"
     return f"{where}: {error.message}"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from swift_autobatch.facts.cards import assumed_machine
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.facts.software import read_software
-
 from swift_autobatch.records import (
     Candidate,
     DataFacts,

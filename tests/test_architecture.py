@@ -20,14 +20,26 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"rules", "effective", "pins"}),
     frozenset({"candidates", "predict", "schedule", "arguments"}),
     frozenset({"planner", "shortfall"}),
-    frozenset({"render"}),
+    frozenset({"render", "decision"}),
     frozenset({"gate", "engine", "engine_log", "telemetry"}),
     frozenset({"run", "receipt", "ask"}),
     frozenset({"api"}),
     frozenset({"cli"}),
 )
 PURE = frozenset(
-    {"rules", "effective", "pins", "candidates", "predict", "schedule", "arguments", "planner", "shortfall", "render"}
+    {
+        "rules",
+        "effective",
+        "pins",
+        "candidates",
+        "predict",
+        "schedule",
+        "arguments",
+        "planner",
+        "shortfall",
+        "render",
+        "decision",
+    }
 )
 NEVER_FROM_PURE = frozenset({"facts", "process", "guardian"})
 HEAVY = frozenset({"torch", "transformers", "deepspeed", "swift", "datasets", "peft", "accelerate", "bitsandbytes"})

@@ -211,20 +211,24 @@ def test_an_option_given_in_both_ways_is_refused() -> None:
 # ----------------------------------------------------------------------------------------------- precedence
 
 
-def test_flag_over_environment_over_recipe_over_default() -> None:
-    recipe: dict[str, Sourced[Any]] = {
-        "max_length": Sourced(value="1", source="recipe.yaml:3"),
-        "lora_rank": Sourced(value="1", source="recipe.yaml:4"),
-        "learning_rate": Sourced(value="1", source="recipe.yaml:5"),
-        "global_batch": Sourced(value="32", source="recipe.yaml:6"),
-    }
+def test_flag_over_environment_over_recipe_over_default(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "schema: autoswift.recipe/1\n"
+        "request: {global_batch: 32, flags: {max_length: 1, lora_rank: 1, learning_rate: 1.0e-5}}\n"
+    )
     variables = {"AUTOSWIFT_MAX_LENGTH": "2", "AUTOSWIFT_LORA_RANK": "2", "AUTOSWIFT_LR_SCALING": "none"}
-    asked = build_request({}, ["--max_length", "3"], environment(variables), recipe)
+    env = environment({**variables, "AUTOSWIFT_RECIPE": "r.yaml"}, str(tmp_path))
+    asked = build_request({}, ["--max_length", "3"], env)
     assert asked.pins["max_length"] == Sourced(value="3", source="flag --max_length")
     assert asked.pins["lora_rank"] == Sourced(value="2", source="environment AUTOSWIFT_LORA_RANK")
-    assert asked.pins["learning_rate"].source == "recipe.yaml:5"
-    assert asked.global_batch == Sourced(value=32, source="recipe.yaml:6")
+    assert asked.pins["learning_rate"] == Sourced(value="1e-05", source="recipe r.yaml")
+    assert asked.global_batch == Sourced(value=32, source="recipe r.yaml")
     assert asked.lr_scaling == Sourced(value="none", source="environment AUTOSWIFT_LR_SCALING")
+    assert asked.overrides == (Sourced(value="lr_scaling", source="environment AUTOSWIFT_LR_SCALING"),)
+
+
+def test_locked_needs_a_recipe() -> None:
+    assert "there is none" in error(locked=True).what
 
 
 def test_variables_with_many_values_are_split_as_a_shell_would() -> None:

@@ -19,7 +19,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "render": ("render", "Write the files of the plan: run.sh, the DeepSpeed JSON, plan.json."),
     "dry-run": ("dry_run", "Run the gate alone: real steps of the real command on the costliest rows."),
     "env": ("env", "Show what autoswift sees of this machine."),
-    "recipes": ("recipes", "List and show strategy recipes."),
+    "recipes": ("recipes", "List, show and copy strategy recipes; check recipe files."),
+    "completion": ("completion", "Print the script that completes commands and flags in a shell."),
     "version": ("version", "Show the versions of autoswift and of the engines."),
 }
 
@@ -47,7 +48,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from swift_autobatch.cli.errors import no_such_command
 
             raise no_such_command(args[0], list(COMMANDS))

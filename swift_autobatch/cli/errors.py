@@ -49,9 +49,10 @@ def run(command: click.Command, argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("\nstopped", err=True)
         return SIGINT_EXIT
-    except (BrokenPipeError, SystemExit):
-        # click itself turns a closed pipe into SystemExit(1); nothing of ours raises it. Python would complain
-        # again when it flushes stdout at exit.
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code != 1:
+            return int(error.code or 0)  # click has answered a shell that completes a command line
+        # click itself turns a closed pipe into SystemExit(1). Python would complain again when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return SIGPIPE_EXIT
     except Exception as error:
@@ -89,7 +90,10 @@ def format_error(error: AutoswiftError, color: bool) -> str:
     where = "" if not error.where or error.where in error.what else f" ({error.where})"
     lines = [_label("error:", "red", color) + f" {error.what}{where}"]
     for figure in error.figures:
-        lines += textwrap.wrap(figure, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+        inside = "  " + figure[: len(figure) - len(figure.lstrip())]
+        lines += textwrap.wrap(
+            figure.strip(), 100, initial_indent=inside, subsequent_indent=inside + "  ", break_long_words=False
+        )
     lines += [_label("hint:", "cyan", color) + f" {hint}" for hint in error.hints]
     return "\n".join(lines)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +10,8 @@ import click
 from swift_autobatch.errors import UsageError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from swift_autobatch.progress import Progress
     from swift_autobatch.records import Environment, Request
 
@@ -23,6 +25,9 @@ PLANNING: tuple[tuple[str, str | None, str], ...] = (
     ("--nproc", "N", "Processes to use. Default: one per visible device."),
     ("--gpus", "NxCARD", "Plan for cards that are not here: 4x4090, 8xH100,ram=1024 (host RAM in GiB)."),
     ("--hardware", "FILE", "Plan for the machine of a file written by `autoswift env --json`."),
+    ("--recipe", "FILE", "Run what a project recipe decided; on another class of machine: plan it again and say so."),
+    ("--locked", None, "With --recipe: stop instead of planning again."),
+    ("--save-recipe", "FILE", "Write the decision as a project recipe, once all went well."),
     ("--output-dir", "DIR", "Where run folders go; the same as --output_dir. Default: ./output/<model>."),
     ("--gate-timeout", "SECONDS", "Give up on the dry run after this long. Default: 1800."),
     ("--skip-dry-run", None, "Train without proving the plan first."),
@@ -53,7 +58,21 @@ class EngineCommand(click.Command):
     receives the engine's.
     """
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Our options, the engine's flags once a letter of them stands there, and files after any of these."""
+        from click.shell_completion import CompletionItem
+
+        found = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("--") and len(incomplete) > 2:
+            from swift_autobatch.tables import dialect
+
+            wanted = incomplete[2:].replace("-", "_")
+            found += [CompletionItem(f"--{name}") for name in sorted(dialect().flags) if name.startswith(wanted)]
+        return found if incomplete.startswith("-") else [*found, CompletionItem(incomplete, type="file")]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # a shell completes a line that is not finished: nothing to refuse yet
+            return super().parse_args(ctx, [])
         ours, engine = self._part(list(args))
         rest = super().parse_args(ctx, ours)
         ctx.params["engine_argv"] = tuple(engine)
@@ -102,10 +121,35 @@ class EngineCommand(click.Command):
         super().format_options(ctx, formatter)
 
 
+def _values_of(name: str, metavar: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """What a shell offers after an option."""
+
+    def offer(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        if metavar in ("FILE", "DIR"):
+            return [CompletionItem(incomplete, type=metavar.lower())]
+        return [value for value in _known_values(name) if value.startswith(incomplete)]
+
+    return offer
+
+
+def _known_values(name: str) -> Sequence[str]:
+    from swift_autobatch import request
+
+    if name == "--strategy":
+        from swift_autobatch.strategies import shipped_folder
+
+        return sorted(path.stem for path in shipped_folder().glob("*.yaml"))
+    return {"--parallel-method": request.PARALLEL_METHODS, "--lr-scaling": request.LR_SCALINGS}.get(name, ())
+
+
 def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds every option that shapes a Request."""
     for name, metavar, text in reversed(PLANNING):
         kind: dict[str, Any] = {"is_flag": True} if metavar is None else {"metavar": metavar, "type": str}
+        if metavar is not None:
+            kind["shell_complete"] = _values_of(name, metavar)
         function = click.option(name, help=text, **kind)(function)
     return function
 

@@ -1,20 +1,25 @@
-"""``autoswift recipes``: the strategy table."""
+"""``autoswift recipes``: the strategy table, and the schema check of both kinds of recipe."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from swift_autobatch.cli.options import json_option, print_json
 
+if TYPE_CHECKING:
+    from swift_autobatch.errors import AutoswiftError
+
 
 @click.group("recipes")
 def command() -> None:
-    """List and show strategy recipes.
+    """List, show and copy strategy recipes; check recipe files.
 
-    A YAML file dropped into the project's autoswift/recipes/ adds a strategy.
+    A strategy recipe is a row of the planner's table; a YAML file dropped into the project's autoswift/recipes/
+    adds one. A project recipe is a decision that a project commits: `--save-recipe` writes it, `--recipe` runs it.
     """
 
 
@@ -48,6 +53,65 @@ def show_one(name: str, as_json: bool) -> None:
         print_json(_as_json(found))
     else:
         click.echo(Path(found.path).read_text(encoding="utf-8"), nl=False)
+
+
+@command.command("cp")
+@click.argument("name")
+@click.argument("file", required=False)
+@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+def cp(name: str, file: str | None, force: bool) -> None:
+    """Copy a strategy recipe, to change it.
+
+    It goes to the project's autoswift/recipes/NAME.yaml, where it replaces the shipped one, or to FILE, whose name
+    becomes the strategy's.
+    """
+    from swift_autobatch import api
+    from swift_autobatch.request import read_environment
+
+    click.echo(api.copy_strategy(name, read_environment(), file, force=force))
+
+
+@command.command("check")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@json_option
+def check(files: tuple[str, ...], as_json: bool) -> None:
+    """Check recipe files of both kinds against their schema; nothing else.
+
+    Every error of every file is told at once, with its line. Exit 2 when there is any, 5 when a file cannot be read.
+    """
+    from swift_autobatch.errors import AutoswiftError
+    from swift_autobatch.recipe import check_file
+
+    found: list[dict[str, Any]] = []
+    failed: list[AutoswiftError] = []
+    for name in files:
+        try:
+            found.append({"file": name, "kind": check_file(Path(name), name), "errors": []})
+        except AutoswiftError as error:
+            failed.append(error)
+            found.append({"file": name, "kind": None, "errors": list(error.figures) or [error.what]})
+    if as_json:
+        print_json({"schema": "autoswift.recipes-check/1", "files": found})
+    else:
+        for one in found:
+            if one["kind"]:
+                click.echo(f"{one['file']}: {one['kind']}")
+    if failed:
+        raise _all_of(failed)
+
+
+def _all_of(errors: Sequence[AutoswiftError]) -> AutoswiftError:
+    """One error that tells what all of them tell."""
+    from swift_autobatch.errors import UsageError
+
+    if len(errors) == 1:
+        return errors[0]
+    worst = next((error for error in errors if isinstance(error, UsageError)), errors[0])
+    lines: list[str] = []
+    for error in errors:
+        lines += [f"{error.where}: {error.what}", *(f"  {figure}" for figure in error.figures)]
+    hints = tuple(dict.fromkeys(hint for error in errors for hint in error.hints))
+    return type(worst)(f"{len(errors)} of these files are not right", figures=tuple(lines), hints=hints)
 
 
 def _as_json(found: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from swift_autobatch.cli.options import (
     json_option,
     planning_options,
     print_json,
+    progress_of,
     request_of,
     verbose_option,
 )
@@ -32,7 +33,7 @@ def command(**params: Any) -> None:
     from swift_autobatch import api
 
     folder = Path(env.cwd, request.output_dir.value or ".")
-    written = api.render_files(request, env, folder, force=request.force)
+    written = api.render_files(request, env, folder, force=request.force, progress=progress_of(params))
     if params["as_json"]:
         print_json({"schema": "autoswift.rendered/1", "files": [str(path) for path in written]})
     else:

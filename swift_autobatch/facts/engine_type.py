@@ -121,22 +121,21 @@ def _by_architecture(architecture: str, template: str | None, twin: tuple[str | 
     known = engine_models()
     types = known.architectures.get(architecture, ())
     plain = types[0] if len(types) == 1 else _PLAIN_TYPE.get(architecture)
-    # A twin's type is another registered name of the same family, so it knows better than the table.
-    model_type = twin[0] if twin[0] in types else plain
+    # A twin's type is another registered name of the same family, so it knows better than the table; a type that
+    # is called like the template (mistral_nemo, phi4) better still.
+    model_type = template if template in types else twin[0] if twin[0] in types else plain
     own = known.candidates.get(model_type or "", ())
-    template = template or (twin[1] if twin[0] == model_type else None)
-    if template is None and len(own) == 1:
-        template = own[0]
-    can_tell = len(types) == 1 and len(own) == 1
-    if can_tell and template == own[0]:
+    if len(types) == 1 and len(own) == 1:
         return EngineType(
-            model_type=model_type, template=template, tell=False, reason="the only type for " + architecture
+            model_type=model_type, template=own[0], tell=False, reason=f"the only type for {architecture}"
         )
+    template = _fitting(model_type, own, template or (twin[1] if twin[0] == model_type else None))
     if not types:
         reason = f"ms-swift knows no model type for {architecture or 'this architecture'}"
         said = f"its chat template is {template}" if template else "it would train with the template 'dummy'"
         return EngineType(model_type=None, template=template, tell=template is not None, reason=f"{reason}; {said}")
-    reason = f"{architecture} fits {len(types)} model types and {last_component_hint(model_type)}"
+    reason = f"{architecture} fits {_counted(types, 'model type')}" if len(types) > 1 else _several(model_type, own)
+    reason += " and none is the plain one: pass --model_type" if model_type is None else f", {model_type} is passed"
     if model_type is None:
         return EngineType(model_type=None, template=template, tell=template is not None, reason=reason)
     if template is None:
@@ -144,8 +143,21 @@ def _by_architecture(architecture: str, template: str | None, twin: tuple[str | 
     return EngineType(model_type=model_type, template=template, tell=True, reason=reason)
 
 
-def last_component_hint(model_type: str | None) -> str:
-    return "none is the plain one: pass --model_type" if model_type is None else f"{model_type} is passed"
+def _fitting(model_type: str | None, own: tuple[str, ...], template: str | None) -> str | None:
+    """The template to pass: a text template cannot serve a multimodal type, and GLM's marks are those of many."""
+    if model_type in engine_models().multimodal and template not in own:
+        return model_type if model_type in own else None
+    if template == "chatglm4" and own and template not in own:
+        return own[0]
+    return own[0] if template is None and len(own) == 1 else template
+
+
+def _counted(names: tuple[str, ...], what: str) -> str:
+    return f"{len(names)} {what}{'' if len(names) == 1 else 's'}"
+
+
+def _several(model_type: str | None, templates: tuple[str, ...]) -> str:
+    return f"{model_type} has {_counted(templates, 'template')}"
 
 
 # ---------------------------------------------------------------------------------------------- chat template

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swift_autobatch.errors import MachineError, UsageError
@@ -100,6 +100,30 @@ def _leading_number(word: str) -> str:
     """A card's index as C's strtoul reads it: leading digits count, the rest is ignored; empty for none or below 0."""
     digits = "".join(itertools.takewhile(str.isdecimal, word.strip().removeprefix("+")))
     return str(int(digits)) if digits.isascii() and digits else ""
+
+
+def limit(machine: Machine, nproc: int | None) -> Machine:
+    """A described machine (a file, the catalogue) with ``nproc`` ranks: its first cards, or CPU processes.
+
+    Raises:
+        UsageError: more ranks than it has cards.
+    """
+    if nproc is None or nproc == machine.processes:
+        return machine
+    if machine.gpus and nproc > len(machine.gpus):
+        raise UsageError(
+            f"{nproc} processes need {nproc} GPUs and the machine to plan for has {len(machine.gpus)}",
+            where="--nproc",
+            hints=(f"--nproc {len(machine.gpus)} or less", "drop --nproc to use every card"),
+        )
+    alone = nproc == 1 or not machine.gpus
+    return replace(
+        machine,
+        gpus=machine.gpus[:nproc],
+        processes=nproc,
+        links="none" if alone else machine.links,
+        link_gb_s=None if alone else machine.link_gb_s,
+    )
 
 
 def _first(cards: Sequence[DriverCard], nproc: int | None, wanted: str | None) -> tuple[DriverCard, ...]:

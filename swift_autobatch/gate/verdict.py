@@ -195,9 +195,12 @@ def _silently_off(evidence: Evidence, plan: Plan) -> Reason | None:
         "micro_batch": candidate.micro_batch,
         "accumulation": evidence.planned_accumulation,
         "quantised": None if candidate.quant == "none" else candidate.quant,
-        "zero_stage": candidate.zero_stage or None,
+        "zero_stage": candidate.zero_stage if candidate.uses_deepspeed else None,
         "fsdp": candidate.uses_fsdp,
     }
+    for name, degree in (("sequence_parallel", candidate.sp), ("tensor_parallel", candidate.tp)):
+        if degree > 1:
+            wanted[name] = degree
     if plan.facts.model.quantised:
         del wanted["quantised"]  # the checkpoint's own business
     if (candidate.attn_impl or "").startswith("flash"):

@@ -246,6 +246,8 @@ def _effective(args: Any, trainer: Any, kwargs: Any) -> dict[str, Any]:
         "quantised": _quantised(quantised, model),
         "zero_stage": getattr(plugin, "zero_stage", None),
         "fsdp": bool(getattr(trainer, "is_fsdp_enabled", False)),
+        "sequence_parallel": _sequence_parallel(),
+        "tensor_parallel": max((getattr(module, "tp_world_size", 1) for module in model.modules()), default=1),
         "mixed_precision": getattr(trainer.accelerator, "mixed_precision", None),
         "liger": bool(getattr(args, "use_liger_kernel", False)),
         "device": str(args.device),
@@ -273,6 +275,14 @@ def _count(model: Any, *, trainable_only: bool) -> int:
     return sum(
         int(getattr(p, "ds_numel", p.numel())) for p in model.parameters() if p.requires_grad or not trainable_only
     )
+
+
+def _sequence_parallel() -> int:
+    """Ranks that share one row, as the engine's own object has it once its mesh exists."""
+    module = sys.modules.get("swift.sequence_parallel")
+    shared = getattr(module, "sequence_parallel", None)
+    meshed = getattr(shared, "device_mesh", None) is not None
+    return int(shared.world_size) if meshed else 1
 
 
 def _quantised(config: Any, model: Any) -> str | None:

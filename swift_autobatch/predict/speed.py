@@ -227,7 +227,7 @@ def _collectives_s(job: Job, micros: int, busy: float) -> float:
     weights = shape.total * (2 if job.weight_bytes_each == 2 or job.candidate.uses_fsdp else 4)
     hidden = 1.0 - constants.overlap
     seconds = 0.0
-    if candidate.parallel == "ddp":
+    if candidate.parallel in ("ddp", "zero0"):
         seconds += 2 * ring * gradients / rate * hidden
     elif candidate.zero_stage in (1, 2):
         times = micros if candidate.zero_stage == 2 else 1

@@ -44,7 +44,7 @@ def gradients(job: Job) -> int:
     total = split(job, job.trainable * job.grad_bytes_each)
     if candidate.zero_stage >= 2 or candidate.uses_fsdp:
         return -(-total // job.shards)
-    if candidate.parallel == "ddp":
+    if candidate.parallel in ("ddp", "zero0"):  # zero0 flattens a bucket of up to 5e8 elements to reduce it
         return 2 * total
     return total
 
@@ -62,9 +62,9 @@ def optimizer(job: Job) -> int:
     if candidate.offload:
         return 0
     total = state_bytes(job)
-    if candidate.uses_deepspeed:
-        total += split(job, job.trainable * 4)
-    if candidate.uses_deepspeed or candidate.uses_fsdp:
+    if candidate.uses_deepspeed and not (candidate.parallel == "zero0" and job.trainable_bytes_each == 4):
+        total += split(job, job.trainable * 4)  # DeepSpeed without ZeRO wraps no fp32 optimizer: no masters
+    if candidate.zero_stage or candidate.uses_fsdp:
         return -(-total // job.shards)
     return total
 
@@ -89,7 +89,7 @@ def step_temporaries(job: Job) -> int:
     if candidate.offload:
         return 0
     if candidate.uses_deepspeed:
-        shard = split(job, job.trainable) // job.shards
+        shard = split(job, job.trainable) // (job.shards if candidate.zero_stage else 1)
         if candidate.zero_stage == 3:
             shard = min(shard, SUB_GROUP)
         return 4 * shard if job.grad_bytes_each == 2 else 0

@@ -12,27 +12,41 @@ from typing import Any
 from swift_autobatch import arguments
 from swift_autobatch.errors import MachineError, UsageError
 from swift_autobatch.records import Artefacts, Plan
-from swift_autobatch.render.engine_config import deepspeed_config, fsdp_config
+from swift_autobatch.render.engine_config import configs
 from swift_autobatch.render.plan_json import facts_json, plan_json
+from swift_autobatch.render.recipe_yaml import measured_figures, recipe_yaml
 from swift_autobatch.render.script import script
 
-__all__ = ["facts_json", "flatten", "plan_json", "render", "resolve", "to_json", "write", "write_file"]
+__all__ = [
+    "facts_json",
+    "flatten",
+    "may_write",
+    "measured_figures",
+    "plan_json",
+    "recipe_yaml",
+    "render",
+    "resolve",
+    "to_json",
+    "write",
+    "write_file",
+]
 
 _INSIDE = Path(__file__).parent.parent / "inside"
 
 
 def render(plan: Plan) -> Artefacts:
     """The files and the command of a plan. Paths start with ``$ROOT``, ``$RUN`` or ``$HOME``."""
-    argv = flatten({flag: arg.value for flag, arg in plan.engine_args.items()})
+    args = {flag: arg.value for flag, arg in plan.engine_args.items()}
+    argv = flatten(args)
     env = {name: var.value for name, var in plan.env.items()}
     files = {
         "plan.json": to_json(plan_json(plan)),
         "run.sh": script(plan, argv, env),
     }
-    config, fsdp = deepspeed_config(plan.candidate), fsdp_config(plan.candidate)
-    if config is not None and plan.engine_args["deepspeed"].value == arguments.DEEPSPEED_FILE:
-        files["ds.json"] = to_json(config)
-    if fsdp is not None and plan.engine_args["fsdp"].value == arguments.FSDP_FILE:
+    deepspeed, fsdp = configs(plan.candidate, args)
+    if deepspeed is not None:
+        files["ds.json"] = to_json(deepspeed)
+    if fsdp is not None:
         files["fsdp.json"] = to_json(fsdp)
     for word in argv:
         if word.startswith(f"{arguments.OWN}/plugins/"):
@@ -91,17 +105,25 @@ def write(files: Mapping[str, str], folder: Path, *, force: bool = False) -> tup
         MachineError: the disk refuses.
     """
     targets = {folder / name: text for name, text in files.items()}
-    if not force:
-        there = [path for path in targets if path.exists()]
-        if there:
-            raise UsageError(
-                f"{there[0]} exists and would be overwritten",
-                where=str(folder),
-                hints=("add --force", "another folder"),
-            )
+    for path in targets:
+        may_write(path, force=force)
     for path, text in targets.items():
         write_file(path, text)
     return tuple(targets)
+
+
+def may_write(path: Path, *, force: bool) -> None:
+    """Refuses to overwrite a file unasked; called before anything long is done for it.
+
+    Raises:
+        UsageError: it exists and ``force`` is not set, or it is a folder.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", where=str(path), hints=(f"name a file: {path / 'recipe.yaml'}",))
+    if path.exists() and not force:
+        raise UsageError(
+            f"{path} exists and would be overwritten", where=str(path.parent), hints=("add --force", "another place")
+        )
 
 
 def write_file(path: Path, text: str) -> None:

@@ -6,12 +6,22 @@ start (transformers/integrations/deepspeed.py:133-260). The rest equals ms-swift
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from swift_autobatch.arguments import DEEPSPEED_FILE, FSDP_FILE
 from swift_autobatch.records import Candidate
 
 _ZERO12_BUCKET = 200_000_000  # elements; swift/config/zero2.json
 _ZERO3_LIMIT = 1_000_000_000  # elements; swift/config/zero3.json
+
+
+def configs(
+    candidate: Candidate, args: Mapping[str, str | tuple[str, ...]]
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The DeepSpeed and the FSDP JSON that autoswift writes; None where there is none or the user pins another."""
+    deepspeed = deepspeed_config(candidate) if args.get("deepspeed") == DEEPSPEED_FILE else None
+    return deepspeed, fsdp_config(candidate) if args.get("fsdp") == FSDP_FILE else None
 
 
 def deepspeed_config(candidate: Candidate) -> dict[str, Any] | None:

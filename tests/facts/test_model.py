@@ -11,7 +11,7 @@ import pytest
 from builders import environment
 
 from swift_autobatch.errors import InputError
-from swift_autobatch.facts.engine_type import _PLAIN_TYPE, _TEMPLATE_MARKS, last_component
+from swift_autobatch.facts.engine_type import _PLAIN_TYPE, _TEMPLATE_MARKS, engine_type, last_component
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.records import Environment
 from swift_autobatch.tables import engine_models, models
@@ -212,7 +212,7 @@ def test_a_vision_model_of_a_catalogued_shape_has_its_published_count(env: Envir
     folder(tmp_path / "vl", {"architectures": [row.architecture], **row.config})
     model = read_model("./vl", env)
     assert (model.params_total, model.params_vision) == (row.params_total, row.breakdown["vision_and_projector"])
-    assert (model.swift_model_type, model.swift_template) == ("qwen2_5_vl", None)
+    assert (model.swift_model_type, model.swift_template) == ("qwen2_5_vl", "qwen2_5_vl")
 
 
 def test_a_vision_tower_of_another_size_is_estimated_and_said(env: Environment, tmp_path: Path) -> None:
@@ -342,6 +342,27 @@ def test_a_renamed_folder_gets_type_and_template_from_its_files(
     (tmp_path / "renamed/tokenizer_config.json").unlink()
     (tmp_path / "renamed/chat_template.jinja").write_text(template)
     assert read_model("./renamed", env).swift_template == engine
+
+
+@pytest.mark.parametrize(
+    ("architecture", "template", "told"),
+    [
+        ("MistralForCausalLM", "[AVAILABLE_TOOLS][INST]", ("mistral_nemo", "mistral_nemo", True)),
+        ("Phi3ForCausalLM", "<|im_start|>user<|im_sep|>", ("phi4", "phi4", True)),
+        ("LlamaForCausalLM", "<|im_start|>", ("llama", "chatml", True)),
+        ("Glm4ForCausalLM", "[gMASK]<|observation|>", ("glm4", "glm4", True)),
+        ("Gemma3ForCausalLM", "<start_of_turn>", ("gemma3_text", "gemma3_text", False)),
+        ("Qwen2_5_VLForConditionalGeneration", "<|im_start|>", ("qwen2_5_vl", "qwen2_5_vl", True)),
+        ("GPTNeoXForCausalLM", "<|im_start|>", (None, "chatml", True)),
+        ("GPTNeoXForCausalLM", "", (None, None, False)),
+    ],
+)
+def test_type_and_template_fit_each_other(
+    tmp_path: Path, architecture: str, template: str, told: tuple[str | None, str | None, bool]
+) -> None:
+    path = folder(tmp_path / "renamed", tokenizer_config_json=json.dumps({"chat_template": template}))
+    kind = engine_type(str(path), architecture, path)
+    assert (kind.model_type, kind.template, kind.tell) == told
 
 
 def test_a_folder_with_a_registered_name_needs_nothing(env: Environment, tmp_path: Path) -> None:
