@@ -58,11 +58,11 @@ def _model(facts: Facts, request: Request, root: str, home: str) -> dict[str, So
     model = facts.model
     name = portable(model.path, root, home) if model.path else model.id
     args: dict[str, Sourced[Value]] = {"model": Sourced(value=name, source=request.model.source)}
-    if model.pass_model_type and model.swift_model_type:
+    if model.pass_model_type:
         why = "the engine cannot tell it from the folder's name"
-        args["model_type"] = Sourced(value=model.swift_model_type, source=why)
-        if model.swift_template:
-            args["template"] = Sourced(value=model.swift_template, source=why)
+        for flag, told in (("model_type", model.swift_model_type), ("template", model.swift_template)):
+            if told:
+                args[flag] = Sourced(value=told, source=why)
     if model.path:
         args["check_model"] = Sourced(value="false", source="local folder: the hub check only waits when offline")
     return args

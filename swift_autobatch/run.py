@@ -168,8 +168,7 @@ def infer_argv(plan: Plan, checkpoint: Path) -> tuple[str, ...]:
     adapters = plan.candidate.tuner != "full"
     words = ["swift", "infer", "--adapters" if adapters else "--model", str(checkpoint)]
     model = plan.facts.model
-    if model.pass_model_type and model.swift_model_type and not adapters:
-        words += ["--model_type", model.swift_model_type]
-        if model.swift_template:
-            words += ["--template", model.swift_template]
+    if model.pass_model_type and not adapters:
+        for flag, told in (("--model_type", model.swift_model_type), ("--template", model.swift_template)):
+            words += [flag, told] if told else []
     return tuple(words)

@@ -10,6 +10,14 @@ from swift_autobatch.records import Gpu, Machine, Strategy
 from swift_autobatch.units import show_gib
 
 
+_LINKS = {
+    "none": "none: fewer than two cards",
+    "nvlink": "NVLink between all cards",
+    "pcie": "PCIe, peer-to-peer",
+    "nop2p": "PCIe, no peer-to-peer between the cards",
+}
+
+
 def machine(found: Machine, *, verbose: bool = False, columns: int | None = None) -> list[str]:
     """What autoswift sees: devices, links, host, engines."""
     columns = columns or text.width()
@@ -17,7 +25,7 @@ def machine(found: Machine, *, verbose: bool = False, columns: int | None = None
     pairs = [
         ("class", found.machine_class),
         ("seen by", found.source),
-        ("links", found.links + (f", {found.link_gb_s:.0f} GB/s a card each way" if found.link_gb_s else "")),
+        ("links", _LINKS[found.links] + (f", {found.link_gb_s:.0f} GB/s a card each way" if found.link_gb_s else "")),
         ("processes", str(found.processes)),
         ("CPU", f"{host.cpu_cores} cores"),
         (

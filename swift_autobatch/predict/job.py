@@ -36,6 +36,7 @@ class Constants:
     mfu_half_tokens: float
     traffic_efficiency: float
     op_s: float
+    cpu_op_s: float
     link_efficiency: float
     overlap: float
     host_adam_efficiency: float

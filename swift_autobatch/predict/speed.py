@@ -113,7 +113,7 @@ def step(job: Job) -> Speed:
     terms = [
         ("matmul", micros * compute),
         ("elementwise", micros * traffic),
-        ("launch", micros * max(0.0, launch - busy)),
+        ("launch", micros * (launch if candidate.device == "cpu" else max(0.0, launch - busy))),
         ("dequantise", micros * _dequantise_s(job, bandwidth)),
         ("collectives", _collectives_s(job, micros, max(launch, busy))),
         ("offload", _offload_s(job, micros)),
@@ -187,7 +187,8 @@ def _traffic_s(job: Job, tokens: float, bandwidth: float) -> float:
 
 
 def _launch_s(job: Job) -> float:
-    """Seconds that Python needs to launch one micro batch's operations: a floor for small batches."""
+    """Seconds that Python needs to launch one micro batch's operations: on a GPU a floor for small batches, on a CPU
+    added to the work, because one thread does both."""
     candidate = job.candidate
     linears = len(job.facts.model.linears)
     per_layer = _LAYER_OPS + (linears * _ADAPTER_OPS if candidate.tuner != "full" else 0)
@@ -197,7 +198,7 @@ def _launch_s(job: Job) -> float:
         per_layer += 20
     again = 1.0 if candidate.gradient_checkpointing else 0.0
     operations = (job.shape.layers / candidate.pp * per_layer + 60) * (1 + again + _BACKWARD_OPS)
-    return operations * job.constants.op_s
+    return operations * (job.constants.cpu_op_s if candidate.device == "cpu" else job.constants.op_s)
 
 
 def _dequantise_s(job: Job, bandwidth: float) -> float:
@@ -250,7 +251,8 @@ def _link_rate(job: Job, link_gb_s: float | None) -> float:
     """Bytes per second that a collective moves through one rank."""
     if job.candidate.device == "cpu":
         return job.facts.machine.host.memory_gb_s * GB / (4 * job.candidate.world)  # gloo: copies through sockets
-    return (link_gb_s or UNKNOWN_LINK_GB_S) * GB * job.constants.link_efficiency
+    crossings = 2 if job.facts.machine.links == "nop2p" else 1  # without P2P every byte goes through host memory
+    return (link_gb_s or UNKNOWN_LINK_GB_S) * GB * job.constants.link_efficiency / crossings
 
 
 UNKNOWN_LINK_GB_S = 8.0

@@ -6,14 +6,20 @@ last line of stdout: one entry a job, {"rows": [[tokens, labels], ...]} or {"err
 
 import json
 import sys
+from functools import cache
 
 from swift.dataset import load_dataset
 from swift.model import get_model_processor
 from swift.template import get_template
 
 
+@cache
+def loaded(file):
+    return list(load_dataset([file], shuffle=False, load_from_cache_file=False)[0])
+
+
 def answer(processor, job):
-    rows, _ = load_dataset([job["file"]], shuffle=False, load_from_cache_file=False)
+    rows = loaded(job["file"])
     template = get_template(processor, job["system"], template_type=job["template"])
     template.set_mode("train")
     out = []

@@ -173,8 +173,8 @@ def test_large_file_is_sketched_in_constant_memory(tmp_path: Path, model: ModelF
         tracemalloc.stop()
         return data, used
 
-    small, few = peak(2_000)
-    large, many = peak(12_000)
+    small, few = peak(1_000)
+    large, many = peak(6_000)
     assert many < 1.3 * few
     assert len(large.lengths) == 4096
     assert large.lengths[-1] == large.max_tokens == small.max_tokens
@@ -211,10 +211,10 @@ def test_lines_of_a_json_list(tmp_path: Path, model: ModelFacts, env: Environmen
 
 
 def test_json_list_longer_than_a_chunk(tmp_path: Path, model: ModelFacts, env: Environment) -> None:
-    rows = [{"query": f"q{n}", "response": "word " * 300} for n in range(2_000)]  # 3 MB: several chunks
+    rows = [{"query": f"q{n}", "response": "word " * 300} for n in range(900)]  # 1.4 MB: more than a chunk
     data = read(write(tmp_path, "a.json", json.dumps(rows, indent=1)), model, env)
-    assert data.rows == 2_000
-    assert {row.line for row in data.costliest} <= {2 + 4 * n for n in range(2_000)}
+    assert data.rows == 900
+    assert {row.line for row in data.costliest} <= {2 + 4 * n for n in range(900)}
     one_line = read(write(tmp_path, "b.json", json.dumps(rows)), model, env)
     assert one_line.lengths == data.lengths
 

@@ -19,7 +19,7 @@ from swift_autobatch.facts.tally import COSTLIEST, Lengths
 from swift_autobatch.progress import Silent
 from swift_autobatch.records import DataFacts, Environment, ModelFacts
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
 json_values = st.recursive(
