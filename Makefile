@@ -19,9 +19,11 @@ setup: $(READY)
 # torch goes first: with torch absent, another package's open range would take a multi-gigabyte CUDA build on a
 # machine that has no GPU. On a GPU machine the same pin is the CUDA build.
 $(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" setuptools wheel
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'set-up 1/2: torch' >&2
+	@$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" setuptools wheel
+	@echo 'set-up 2/2: ms-swift, deepspeed and the rest (about two minutes)' >&2
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
 train: $(READY)

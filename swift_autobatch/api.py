@@ -180,7 +180,7 @@ def gate_error(verdict: Verdict) -> GateError:
 def _facts(request: Request, env: Environment, progress: Progress) -> tuple[Request, Facts]:
     found = machine(request, env)
     asked = _defaults(request, found, env)
-    model = read_model(str(asked.model.value), env)
+    model = read_model(str(asked.model.value), env, asked.pins, progress)
     demonstration = not request.model.value and not found.gpus
     model = replace(model, embedded=demonstration)
     system = asked.pins.get("system")
@@ -256,8 +256,6 @@ def _save_recipe(
     measured = None
     if seen is not None:
         measured = render.measured_figures(seen[0], by=seen[1], on_gpu=bool(decided.facts.machine.gpus))
-    elif asked.recipe is not None and asked.recipe.digest == decided.digest:
-        measured = dict(asked.recipe.measured)  # the same plan: what was measured for it still stands
     name = path.name if Path(asked.save_recipe).is_absolute() else asked.save_recipe
     render.write_file(path, render.recipe_yaml(decided, asked, name=name, measured=measured))
     progress.stage(f"recipe written: {path}")

@@ -14,6 +14,7 @@ Value = str | tuple[str, ...]
 OWN = "$RUN/autoswift"
 TELEMETRY = f"{OWN}/plugins/telemetry.py"
 CPU_COMM = f"{OWN}/plugins/cpu_comm.py"
+CPU_FSDP = f"{OWN}/plugins/cpu_fsdp.py"
 DEEPSPEED_FILE = f"{OWN}/ds.json"
 FSDP_FILE = f"{OWN}/fsdp.json"
 CALLBACK = "autoswift_telemetry"
@@ -180,6 +181,8 @@ def _house(candidate: Candidate) -> dict[str, Sourced[Value]]:
     plugins: tuple[str, ...] = (TELEMETRY,)
     if candidate.device == "cpu" and candidate.uses_deepspeed and candidate.world > 1:
         plugins += (CPU_COMM,)
+    if candidate.device == "cpu" and candidate.uses_fsdp:
+        plugins += (CPU_FSDP,)
     args: dict[str, Sourced[Value]] = {
         "output_dir": Sourced(value="$RUN", source="autoswift owns the run folder"),
         "add_version": Sourced(value="false", source="autoswift owns the run folder"),

@@ -277,7 +277,6 @@ def _refusal(
         return UsageError(
             f"no legal plan: {first.why} (rule {first.rule})",
             where=", ".join(source.removeprefix("flag ") for source in sources) or "--strategy",
-            figures=tuple(f"{name}: {why}" for name, why in skipped[:6]),
             hints=(first.fix,),
         )
     if request.strategy.value:

@@ -62,9 +62,9 @@ def broken(request: Request, facts: Facts, root: str) -> tuple[Reason, ...]:
 def _elsewhere(recipe: Recipe, facts: Facts) -> Iterator[Reason]:
     here = facts.machine.machine_class
     if recipe.machine_class != here:
-        yield Reason(code="machine", text=f"it was planned for {recipe.machine_class}, this machine is {here}")
+        yield Reason(code="machine", text=f"it was planned for {recipe.machine_class}, not for {here}")
     if recipe.engine is not None and recipe.engine != DIALECT:
-        yield Reason(code="engine", text=f"it was planned for {recipe.engine}, this version plans for {DIALECT}")
+        yield Reason(code="engine", text=f"it was planned for {recipe.engine}, not for {DIALECT}")
 
 
 def _asked_otherwise(request: Request, recipe: Recipe) -> Iterator[Reason]:

@@ -441,8 +441,9 @@ class PhaseMemory:
 class Prediction:
     """What a candidate will need and how long it takes.
 
-    ``needs_p50_bytes`` and ``needs_p99_bytes`` are reserved bytes per card without context and NCCL;
-    ``driver_bytes`` is p50 + context + NCCL: what nvidia-smi shows. On CPU the device is the host and the
+    ``needs_p50_bytes`` and ``needs_p99_bytes`` are reserved bytes per card without context and NCCL that the run
+    survives in; ``reserved_bytes`` is what the allocator is expected to hold where it may hold more than that.
+    ``driver_bytes`` is reserved + context + NCCL: what nvidia-smi shows. On CPU the device is the host and the
     figures are resident bytes per rank.
     """
 
@@ -465,10 +466,12 @@ class Prediction:
     epoch_s: float
     bound_by: str  # compute | memory | link | host | data
     assumptions: tuple[str, ...]
+    reserved_bytes: int | None = None  # None: needs_p50_bytes
 
     @property
     def driver_bytes(self) -> int:
-        return self.needs_p50_bytes + self.context_bytes + self.nccl_bytes
+        reserved = self.needs_p50_bytes if self.reserved_bytes is None else self.reserved_bytes
+        return reserved + self.context_bytes + self.nccl_bytes
 
     @property
     def demand_bytes(self) -> int:

@@ -149,7 +149,7 @@ RULES: tuple[Rule, ...] = (
         id="padding-free-needs-flash",
         when=lambda c, f: (c.packing or c.padding_free) and not _flash(c),
         why="packing and padding_free need an explicit flash attention; none and sdpa are refused",
-        fix="--attn_impl flash_attention_2",
+        fix="drop --packing and --padding_free, or install flash-attn and add --attn_impl flash_attention_2",
         proof="swift/arguments/sft_args.py:186-197",
     ),
     Rule(

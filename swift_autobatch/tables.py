@@ -169,10 +169,18 @@ def models() -> Mapping[str, ModelRow]:
     return MappingProxyType(found)
 
 
-def near(name: str, names: Iterator[str] | list[str], count: int = 3) -> tuple[str, ...]:
-    """The names most like ``name``, best first; for 'did you mean' hints."""
+@cache
+def model_ids() -> Mapping[str, str]:
+    """Every id of the catalogue as it is spelled, by lower-case id."""
+    ids = [name for row in {row.id: row for row in models().values()}.values() for name in (row.id, *row.same_shape)]
+    ids += [raw["id"] for _, raw in read_jsonl(DATA / "aliases.jsonl", _ALIAS_KEYS)]
+    return MappingProxyType({name.lower(): name for name in reversed(ids)})
+
+
+def near(name: str, names: Iterator[str] | list[str], count: int = 3, cutoff: float = 0.5) -> tuple[str, ...]:
+    """The names most like ``name``, best first; for 'did you mean' hints. ``cutoff`` is difflib's, 1 for equal."""
     by_lower = {other.lower(): other for other in names}
-    return tuple(by_lower[hit] for hit in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5))
+    return tuple(by_lower[hit] for hit in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=cutoff))
 
 
 # -------------------------------------------------------------------------------------------------- dialects

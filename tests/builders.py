@@ -26,7 +26,7 @@ from swift_autobatch.units import GIB
 def environment(tmp_path: Path) -> Environment:
     home = tmp_path / "home"
     return Environment(
-        variables={"PATH": "/usr/bin:/bin", "HOME": str(home)},
+        variables={"PATH": "/usr/bin:/bin", "HOME": str(home), "HF_HUB_OFFLINE": "1"},
         cwd=str(tmp_path),
         home=str(home),
         cache_dir=str(home / ".cache/autoswift"),

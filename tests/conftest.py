@@ -20,6 +20,7 @@ def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(home / ".local/state"))
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # no test asks a hub but those that play one
     return home
 
 

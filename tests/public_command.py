@@ -59,3 +59,20 @@ def dry_run(project: Path, *words: str) -> Done:
     """``autoswift dry-run`` of the embedded model, named as any other model would be, so that nothing is pinned."""
     model = embedded.ensure_model(jobs.environment(project))
     return run(project, "dry-run", "--json", "--model", str(model), *words)
+
+
+def receipt(done: Done) -> Any:
+    """The receipt that a command left in its run folder."""
+    return json.loads((done.run_folder() / "autoswift" / "receipt.json").read_text(encoding="utf-8"))
+
+
+def alive(mark: str) -> list[int]:
+    """Processes whose environment holds ``NAME=value``; zombies have none."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found

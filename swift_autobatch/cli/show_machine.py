@@ -9,7 +9,6 @@ from swift_autobatch.cli.text import joined, section
 from swift_autobatch.records import Gpu, Machine, Strategy
 from swift_autobatch.units import show_gib
 
-
 _LINKS = {
     "none": "none: fewer than two cards",
     "nvlink": "NVLink between all cards",

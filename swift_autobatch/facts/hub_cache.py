@@ -1,70 +1,119 @@
-"""Finds a model that a hub client has already downloaded; touches no network and downloads nothing."""
+"""Which hub the engine asks, and the folders that a hub client has already downloaded; touches no network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from swift_autobatch.records import Environment
+from swift_autobatch.records import Environment, Sourced
+
+_TRUE = ("1", "true", "yes", "y", "t", "on")
 
 
-def cached_folder(model_id: str, env: Environment) -> tuple[Path, str] | None:
-    """The newest cached folder of a model that holds config.json, and which cache it is in.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hub:
+    """The hub that the engine will download from, as it decides it itself.
+
+    ``revision`` is None for the default branch, which is ``main`` on one hub and ``master`` on the other.
+    """
+
+    hugging_face: bool
+    revision: str | None
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return "Hugging Face" if self.hugging_face else "ModelScope"
+
+
+def chosen_hub(env: Environment, pins: Mapping[str, Sourced[Any]] | None = None) -> Hub:
+    """ModelScope, or Hugging Face where USE_HF or ``--use_hf true`` says so; ``--use_hf false`` undoes no USE_HF.
+
+    Args:
+        env: USE_HF.
+        pins: engine flags: use_hf, model_revision, hub_token.
+
+    Source: swift/arguments/base_args/base_args.py (use_hf or use_hf_hub()), swift/hub/hub.py (main is master).
+    """
+    given = {name: str(pin.value) for name, pin in (pins or {}).items() if pin.value is not None}
+    said = (env.variables.get("USE_HF", "0"), given.get("use_hf", "false"))
+    revision = given.get("model_revision")
+    return Hub(
+        hugging_face=any(text.strip().lower() in _TRUE for text in said),
+        revision=None if revision in ("", "main", "master") else revision,
+        token=given.get("hub_token"),
+    )
+
+
+def cached_folder(model_id: str, env: Environment, hub: Hub, file: str = "config.json") -> tuple[Path, str] | None:
+    """The newest cached folder of a model that holds ``file``, and which cache it is in.
 
     Args:
         model_id: ``owner/name``.
-        env: MODELSCOPE_CACHE, HF_HOME, HF_HUB_CACHE and USE_HF (the engine's own hub is looked at first).
+        env: MODELSCOPE_CACHE, HF_HOME and HF_HUB_CACHE.
+        hub: the engine's own hub is looked at first; a revision that was asked for, and no other.
 
     Source: modelscope_hub/_download.py (repo layout and its two legacy layouts), modelscope/hub/utils/utils.py,
     huggingface_hub's cache layout.
     """
-    if model_id.count("/") != 1:
+    if model_id.count("/") != 1 and not (hub.hugging_face and model_id):
         return None
-    hubs = [("ModelScope", _modelscope(model_id, env)), ("Hugging Face", _hugging_face(model_id, env))]
-    if uses_hugging_face(env):
+    hubs = [("ModelScope", _modelscope(model_id, env, hub)), ("Hugging Face", _hugging_face(model_id, env, hub))]
+    if hub.hugging_face:
         hubs.reverse()
     for name, folders in hubs:
         for folder in folders:
-            if (folder / "config.json").is_file():
+            if (folder / file).is_file():
                 return folder, f"{name} cache"
     return None
 
 
-def uses_hugging_face(env: Environment) -> bool:
-    """Whether the engine downloads from Hugging Face; ModelScope by default. Source: swift/utils/env.py."""
-    return env.variables.get("USE_HF", "0").strip().lower() in ("1", "true", "yes", "y", "t", "on")
-
-
-def _modelscope(model_id: str, env: Environment) -> Iterator[Path]:
-    owner, name = model_id.split("/")
-    safe = name.replace(".", "___")
+def modelscope_cache(env: Environment) -> Path:
+    """Where ModelScope's client keeps its repositories, in ``models/``."""
     chosen = env.variables.get("MODELSCOPE_CACHE")
-    base = Path(_expand(chosen, env)) if chosen else Path(env.home) / ".cache" / "modelscope"
-    for root in (base, base / "hub"):
-        yield from _snapshots(root / "models" / f"{owner}--{name}")
-        for folder in (root / "models" / owner, root / owner):
-            yield folder / safe
-            yield folder / name
+    return Path(_expand(chosen, env)) if chosen else Path(env.home) / ".cache" / "modelscope"
 
 
-def _hugging_face(model_id: str, env: Environment) -> Iterator[Path]:
-    owner, name = model_id.split("/")
+def hugging_face_cache(env: Environment) -> Path:
+    """Where Hugging Face's client keeps its repositories."""
     variables = env.variables
     home = variables.get("HF_HOME") or str(
         Path(variables.get("XDG_CACHE_HOME") or Path(env.home) / ".cache") / "huggingface"
     )
     hub = variables.get("HF_HUB_CACHE") or variables.get("HUGGINGFACE_HUB_CACHE")
-    yield from _snapshots(Path(_expand(hub or f"{home}/hub", env)) / f"models--{owner}--{name}")
+    return Path(_expand(hub or f"{home}/hub", env))
 
 
-def _snapshots(repo: Path) -> Iterator[Path]:
-    """The revision that ``main`` or ``master`` points to, then the others, newest first."""
+def _modelscope(model_id: str, env: Environment, hub: Hub) -> Iterator[Path]:
+    owner, _, name = model_id.partition("/")
+    if not name:
+        return
+    safe = name.replace(".", "___")
+    base = modelscope_cache(env)
+    for root in (base, base / "hub"):
+        yield from _snapshots(root / "models" / f"{owner}--{name}", hub.revision)
+        if hub.revision is None:  # the older layouts do not say which revision they hold
+            for folder in (root / "models" / owner, root / owner):
+                yield folder / safe
+                yield folder / name
+
+
+def _hugging_face(model_id: str, env: Environment, hub: Hub) -> Iterator[Path]:
+    yield from _snapshots(hugging_face_cache(env) / f"models--{model_id.replace('/', '--')}", hub.revision)
+
+
+def _snapshots(repo: Path, revision: str | None) -> Iterator[Path]:
+    """The asked revision; without one that which ``main`` or ``master`` points to, then the others, newest first."""
     snapshots = repo / "snapshots"
-    for branch in ("main", "master"):
+    for branch in ("main", "master") if revision is None else (revision,):
         try:
             yield snapshots / (repo / "refs" / branch).read_text().strip()
         except OSError:
             yield snapshots / branch
+    if revision is not None:
+        return
     try:
         yield from sorted(snapshots.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
     except OSError:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from swift_autobatch.errors import InputError
-from swift_autobatch.facts.engine_type import EngineType, engine_type, last_component
-from swift_autobatch.facts.hub_cache import cached_folder
+from swift_autobatch.facts.engine_type import EngineType, engine_type
+from swift_autobatch.facts.find_model import Found, find_model
+from swift_autobatch.facts.hub_cache import chosen_hub
 from swift_autobatch.facts.shape import Config, Shape, read_shape, text_config
-from swift_autobatch.records import DTYPE_BYTES, Dtype, Environment, ModelFacts
-from swift_autobatch.tables import ModelRow, models, near
+from swift_autobatch.progress import Progress, Silent
+from swift_autobatch.records import DTYPE_BYTES, Dtype, Environment, ModelFacts, Sourced
+from swift_autobatch.tables import ModelRow, models
 
 _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "deberta-v2", "modernbert", "t5", "mt5", "umt5", "bart"})
 # Ids whose published checkpoint is quantised; source: the notes of data/aliases.jsonl, the models' own cards.
@@ -28,96 +29,38 @@ _QUANTISED_NAMES = (
 )
 
 
-def read_model(name: str, env: Environment) -> ModelFacts:
+def read_model(
+    name: str,
+    env: Environment,
+    pins: Mapping[str, Sourced[Any]] | None = None,
+    progress: Progress | None = None,
+) -> ModelFacts:
     """A model's shape and what the engine will make of it.
 
-    Looks, as the engine does, for a local folder first (relative to ``env.cwd``), then in the ModelScope and
-    Hugging Face caches, then in the catalogue. ``path`` is set for local folders only: an id stays an id, and the
-    engine finds its own cache.
+    Looks, as the engine does, for a local folder first (relative to ``env.cwd``), then in the hub caches, then in the
+    catalogue, and at last on the hub, from which it fetches config.json and the tokenizer. ``path`` is set for local
+    folders only: an id stays an id, spelled as the hub spells it, and the engine finds its own cache.
 
     Args:
         name: id or folder, as the user wrote it.
-        env: cwd, home and the cache variables.
+        env: cwd, home, and the variables of caches and hubs.
+        pins: engine flags; use_hf, model_revision and hub_token say which hub and what of it.
+        progress: told before anything is downloaded.
 
     Raises:
         InputError: no such folder or id, a folder without a usable config.json, a model that is no decoder.
     """
-    folder = _local_folder(name, env)
-    if folder is not None:
-        return _from_folder(name, folder)
-    row = models().get(name.lower())
-    cached = cached_folder(name, env)
-    if cached is not None:
-        config = _read_config(cached[0])
-        return _facts(name, config, row=row, folder=cached[0], source=f"config.json in the {cached[1]}")
-    copied = ""
-    if row is None and name.count("/") == 1:  # a copy under another owner: unsloth/..., LLM-Research/...
-        row, copied = _row_by_name(Path(name)), f"; {name} is taken to be a copy, by its name"
-    if row is None:
-        raise _unknown(name)
-    return _facts(name, row.config, row=row, folder=None, source=f"models.jsonl: {row.id}{copied}")
-
-
-# ---------------------------------------------------------------------------------------------- where it is
-
-
-def _local_folder(name: str, env: Environment) -> Path | None:
-    """The folder that a name means; None when it is an id. ``folder:sub`` is the engine's way to name a subfolder."""
-    spelled = env.home + name[1:] if name == "~" or name.startswith("~/") else name
-    for candidate in (spelled, spelled.replace(":", "/", 1)):
-        path = Path(env.cwd, candidate)
-        if candidate and path.is_dir():
-            return Path(os.path.normpath(path))  # not resolve(): the engine knows a model by its folder's name
-        if candidate and path.exists():
-            raise InputError(
-                f"{name} is a file, and a model is a folder with config.json",
-                where="--model",
-                hints=(f"pass the folder: --model {Path(name).parent}",),
-            )
-    if not name.strip():
-        raise InputError("the model's name is empty", where="--model", hints=("--model Qwen/Qwen2.5-7B-Instruct",))
-    if spelled.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
-        raise InputError(
-            f"no model folder {name}",
-            where="--model",
-            figures=(f"looked from {env.cwd}",),
-            hints=("check the path", "or name a hub id as owner/name"),
-        )
-    return None
-
-
-def _from_folder(name: str, folder: Path) -> ModelFacts:
-    shadows = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not name.startswith(".")
+    found = find_model(name, env, chosen_hub(env, pins), progress or Silent())
+    if found.folder is None:
+        config = found.row.config if found.row is not None else {}
+        return _facts(found, config)
     try:
-        config = _read_config(folder)
+        config = _read_config(found.folder)
     except InputError as error:
-        if shadows:
+        if found.shadows:
             error.hints += (f"rename that folder to use the hub's {name}: a folder here goes before the hub",)
         raise
-    source = f"{folder}/config.json" + (f"; this local folder is used, not the hub's {name}" if shadows else "")
-    return _facts(name, config, row=_row_by_name(folder), folder=folder, source=source, local=True)
-
-
-def _row_by_name(folder: Path) -> ModelRow | None:
-    """The catalogue row whose id ends so: a folder called Qwen2.5-7B-Instruct is most likely that model."""
-    last = last_component(str(folder)).lower()
-    return next((row for key, row in models().items() if key.rsplit("/", 1)[-1] == last), None)
-
-
-def _unknown(name: str) -> InputError:
-    names = list(dict.fromkeys((*models(),)))
-    spelled = {key: row.id if row.id.lower() == key else key for key, row in models().items()}
-    by_last = {key.rsplit("/", 1)[-1]: key for key in names}
-    alike = [by_last[hit] for hit in near(name.rsplit("/", 1)[-1], list(by_last))] + list(near(name, names))
-    shown = [spelled[key] for key in dict.fromkeys(alike)][:3]
-    return InputError(
-        f"the model {name} is not in the catalogue, not in a hub cache and no folder here",
-        where="--model",
-        hints=(
-            *((f"did you mean {', '.join(shown)}?",) if shown else ()),
-            "download it (modelscope download --model OWNER/NAME --local_dir DIR), then --model DIR",
-        ),
-    )
+    return _facts(found, config)
 
 
 # --------------------------------------------------------------------------------------------- config.json
@@ -171,10 +114,9 @@ def _base_of_adapter(folder: Path) -> str:
 # ------------------------------------------------------------------------------------------------ assembly
 
 
-def _facts(
-    name: str, config: Config, *, row: ModelRow | None, folder: Path | None, source: str, local: bool = False
-) -> ModelFacts:
-    """ModelFacts of a config.json or of a catalogue row's config (``folder`` is None)."""
+def _facts(found: Found, config: Config) -> ModelFacts:
+    """ModelFacts of a config.json or of a catalogue row's config (no folder)."""
+    name, row, folder = found.id, found.row, found.folder
     where = str(folder / "config.json") if folder else "models.jsonl" + (f":{row.line}" if row else "")
     architecture = _architecture(config) or (row.architecture if row else "")
     _refuse_encoders(config, architecture, where)
@@ -183,10 +125,10 @@ def _facts(
     counts, note = _counts(config, shape, twin, published=folder is None)
     # Same shape alone says nothing about the chat template: only the row of the model's own name does.
     named = (row.swift_model_type, row.swift_template) if row is not None and row is twin else (None, None)
-    kind = engine_type(str(folder) if local else name, architecture, folder, named)
+    kind = engine_type(str(folder) if found.local else name, architecture, folder, named)
     return ModelFacts(
         id=name,
-        path=str(folder) if local else None,
+        path=str(folder) if found.local else None,
         architecture=architecture,
         hf_model_type=str(config.get("model_type") or shape.model_type),
         hidden=shape.hidden,
@@ -211,8 +153,8 @@ def _facts(
         swift_template=kind.template,
         pass_model_type=kind.tell,
         quantised=_quantised(config, name),
-        source="; ".join(part for part in (source, note, _type_note(kind)) if part),
-        tokenizer_path=str(folder) if folder and (folder / "tokenizer.json").is_file() else None,
+        source="; ".join(part for part in (found.source, note, _type_note(kind)) if part),
+        tokenizer_path=str(found.tokenizer) if found.tokenizer else None,
     )
 
 

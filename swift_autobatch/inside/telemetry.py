@@ -245,7 +245,7 @@ def _effective(args: Any, trainer: Any, kwargs: Any) -> dict[str, Any]:
         "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
         "quantised": _quantised(quantised, model),
         "zero_stage": getattr(plugin, "zero_stage", None),
-        "fsdp": bool(getattr(trainer, "is_fsdp_enabled", False)),
+        "fsdp": bool(getattr(trainer, "is_fsdp_enabled", False)) and _spread(model),
         "sequence_parallel": _sequence_parallel(),
         "tensor_parallel": max((getattr(module, "tp_world_size", 1) for module in model.modules()), default=1),
         "mixed_precision": getattr(trainer.accelerator, "mixed_precision", None),
@@ -277,12 +277,15 @@ def _count(model: Any, *, trainable_only: bool) -> int:
     )
 
 
+def _spread(model: Any) -> bool:
+    """Whether parameters are FSDP's own kind: the trainer's word alone holds where nothing was sharded."""
+    return any(type(parameter).__name__ in ("DTensor", "FlatParameter") for parameter in model.parameters())
+
+
 def _sequence_parallel() -> int:
     """Ranks that share one row, as the engine's own object has it once its mesh exists."""
-    module = sys.modules.get("swift.sequence_parallel")
-    shared = getattr(module, "sequence_parallel", None)
-    meshed = getattr(shared, "device_mesh", None) is not None
-    return int(shared.world_size) if meshed else 1
+    shared: Any = getattr(sys.modules.get("swift.sequence_parallel"), "sequence_parallel", None)
+    return int(shared.world_size) if getattr(shared, "device_mesh", None) is not None else 1
 
 
 def _quantised(config: Any, model: Any) -> str | None:

@@ -2,9 +2,9 @@
 
 The coefficients are counts, not fits: bytes per token in units of (h, q, k, i), read from the allocations of real
 transformers + PEFT layers (two against three layers, two lengths, seven geometries, each matching to the last byte
-of the slope). ``SAVED`` is what one layer keeps for backward without checkpointing; ``IN_FLIGHT`` is what one
-layer's recompute and backward hold at their worst instant on top of the boundaries; ``BACKWARD`` what backward adds
-to ``SAVED`` of all layers.
+of the slope). What a layer keeps for backward without checkpointing is a base (norms, attention, the product of
+gate and up) and, per adapted linear, what its adapter keeps of the input; ``extra`` is what one layer's backward
+holds at its worst instant on top of that.
 """
 
 from __future__ import annotations
@@ -18,25 +18,33 @@ Units = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    saved: Units
-    in_flight: Units
+    saved: Units  # by the frozen layer; by the trained one in full tuning
+    extra: Units
     backward: Units
     boundary: int  # bytes per token and hidden unit between layers
+    input: int = 0  # bytes per element of an adapted linear's input
+    mask: int = 0  # bytes per element more with adapter dropout
+    shared: bool = False  # adapters read the layer's own input where nothing is dropped: one copy for all
 
 
-# Adapters in fp32 run under autocast (plain, DDP); DeepSpeed runs them in 16 bits without autocast. Measured with
-# adapter dropout; each dropout mask is a byte per element, so 0 dropout takes (5, 1, 0, 1) off what is saved.
+# Adapters in fp32 run under autocast (plain, DDP): each casts its own input, except beside quantised linears, where
+# PEFT leaves the input alone. DeepSpeed runs adapters in 16 bits without autocast.
 _CASES: dict[str, _Case] = {
-    "full-16": _Case((16, 4, 4, 8), (20, 4.3, 4.5, 12), (21, 0, 0, 1.5), 2),
-    "full-32-amp": _Case((26, 4, 4, 8), (25.4, 7, 5, 12), (21, 0.5, 0, 1.6), 4),
-    "full-32": _Case((24, 8, 8, 16), (28.3, 8.5, 9, 24), (10, 0.4, 0, 7.3), 4),
-    "lora-autocast": _Case((23, 7, 4, 9), (31, 7.3, 4.7, 19), (3, 0.2, 0.5, 10), 2),
-    "lora-16": _Case((23, 7, 4, 9), (35, 7.3, 4.7, 11), (15.4, 0.2, 0, 1), 2),
-    "lora-32": _Case((33, 13, 8, 17), (46, 13.7, 5.6, 23), (11, 0.4, 0, 5.3), 4),
+    "full-16": _Case((16, 4, 4, 8), (4, 0.3, 0.5, 4), (21, 0, 0, 1.5), 2),
+    "full-32-amp": _Case((26, 4, 4, 8), (-0.6, 3, 1, 4), (21, 0.5, 0, 1.6), 4),
+    "full-32": _Case((24, 8, 8, 16), (4.3, 0.5, 1, 8), (10, 0.4, 0, 7.3), 4),
+    "lora-autocast": _Case((8, 4, 4, 6), (8, 0.3, 0.7, 10), (3, 0.2, 0.5, 10), 2, input=2, mask=1),
+    "lora-16": _Case((8, 4, 4, 6), (12, 0.3, 0.7, 2), (15.4, 0.2, 0, 1), 2, input=2, mask=1, shared=True),
+    "lora-32": _Case((8, 8, 8, 12), (13, 0.7, -2.4, 6), (11, 0.4, 0, 5.3), 4, input=4, mask=1),
 }
-_DROPOUT: Units = (5, 1, 0, 1)
-# bitsandbytes' product keeps its packed weight, not its input: 6h + 2q less saved than a frozen nn.Linear.
-_QUANTISED: Units = (6, 2, 0, 0)
+_FROZEN_MLP: Units = (4, 0.3, 0.5, 4)  # extra where adapters reach attention only: as in full tuning
+# Liger and other fused kernels: RMSNorm keeps its 16-bit input instead of an fp32 copy (and, trained, of the normed
+# one too); SwiGLU keeps gate and up, not their product. Source: Liger rms_norm.py, swiglu.py.
+_FUSED_FROZEN: Units = (4, 0, 0, 2)
+_FUSED_TRAINED: Units = (8, 0, 0, 2)
+# torch.utils.checkpoint with a policy: the boundary, attention's output, every second product.
+_SELECTIVE: Units = (4, 4, 2, 2)
+_UNGATED: Units = (0, 0, 0, 4)  # fc1, activation, fc2: no gate and no product to keep
 
 
 def case_of(job: Job) -> str:
@@ -49,53 +57,105 @@ def case_of(job: Job) -> str:
         return "full-32-amp" if masters else "full-16"
     if precision == "fp32":
         return "lora-32"
-    return "lora-16" if job.candidate.uses_deepspeed else "lora-autocast"
+    autocast = job.engine.adapters_autocast
+    if autocast is None:
+        autocast = not job.candidate.uses_deepspeed
+    return "lora-autocast" if autocast else "lora-16"
 
 
 def _per_token(job: Job, units: Units) -> float:
     """Bytes per token and layer; tensor parallel splits what is not hidden-wide."""
-    shape, tp = job.shape, job.candidate.tp
+    shape = job.shape
+    tp = 1 if _shares_rows(job) else job.candidate.tp  # then the tokens are split already
     h, q, k, i = units
     return h * shape.h + (q * shape.q + k * shape.k + i * shape.i) / tp
 
 
-def _units(job: Job, which: str) -> Units:
-    units: Units = getattr(_CASES[case_of(job)], which)
-    less: Units = (0, 0, 0, 0)
-    if job.candidate.tuner != "full" and which != "backward":
-        if not job.candidate.lora_dropout:
-            less = _DROPOUT
-        if job.candidate.quant != "none":
-            less = (less[0] + _QUANTISED[0], less[1] + _QUANTISED[1], 0, less[3])
-    return (units[0] - less[0], units[1] - less[1], units[2] - less[2], units[3] - less[3])
+def _shares_rows(job: Job) -> bool:
+    return job.engine.rows_over_tp or job.candidate.parallel == "megatron"
+
+
+def _in_stage(job: Job) -> int:
+    """Layers times micro batches whose activations a pipeline rank keeps: its own layers, one batch a later stage."""
+    candidate = job.candidate
+    waiting = min(candidate.pp, candidate.accumulation) if _shares_rows(job) else 1
+    return job.shape.layers // candidate.pp * waiting
+
+
+def _adapted(job: Job) -> Units:
+    """What adapters keep of their inputs."""
+    case, reach = _CASES[case_of(job)], job.reach
+    each = case.input + case.mask
+    if job.candidate.lora_dropout:
+        return (each * reach.hidden, each * reach.attention, 0, each * reach.mlp)
+    if case.shared or job.candidate.quant != "none":  # attention's output is kept by attention itself
+        return (case.input * reach.hidden_inputs, 0, 0, case.input * reach.mlp)
+    return (case.input * reach.hidden, case.input * reach.attention, 0, case.input * reach.mlp)
+
+
+def _saved_units(job: Job) -> Units:
+    case = _CASES[case_of(job)]
+    full = job.candidate.tuner == "full"
+    parts = [case.saved] if full else [case.saved, _adapted(job)]
+    wide = 2 if job.effective.precision == "fp32" else 1
+    less = (
+        [_FUSED_TRAINED if full else _FUSED_FROZEN]
+        if job.engine.layer_kernels or job.candidate.liger or job.candidate.parallel == "megatron"
+        else []
+    )
+    if not job.shape.gated:
+        less.append(_UNGATED)
+    return _sum(*parts, *(_scale(units, -wide) for units in less))
+
+
+def _extra_units(job: Job) -> Units:
+    if job.candidate.tuner != "full" and not job.reach.mlp:
+        return _FROZEN_MLP
+    return _CASES[case_of(job)].extra
+
+
+def _sum(*many: Units) -> Units:
+    h, q, k, i = (sum(values) for values in zip(*many, strict=True))
+    return (h, q, k, max(0.0, i))
+
+
+def _scale(units: Units, factor: float) -> Units:
+    h, q, k, i = units
+    return (h * factor, q * factor, k * factor, i * factor)
 
 
 def boundaries(job: Job) -> int:
     """Bytes kept between layers with checkpointing: one hidden state a layer."""
-    each = _CASES[case_of(job)].boundary
-    return each * job.shape.h * job.tokens * (job.shape.layers // job.candidate.pp)
+    each = 4 if job.engine.kbit_fp32_stream else _CASES[case_of(job)].boundary
+    if job.engine.selective:
+        return int(_per_token(job, _SELECTIVE) * job.tokens) * _in_stage(job)
+    return each * job.shape.h * job.tokens * _in_stage(job)
 
 
 def saved(job: Job) -> int:
     """Bytes that all layers keep for backward without checkpointing."""
-    layers = job.shape.layers // job.candidate.pp
-    per_layer = _per_token(job, _units(job, "saved")) * job.tokens + attention_saved(job) + experts(job)
+    layers = _in_stage(job)
+    per_layer = _per_token(job, _saved_units(job)) * job.tokens + attention_saved(job) + experts(job)
     return int(per_layer * layers)
 
 
 def in_flight(job: Job) -> int:
     """Bytes that one layer's recompute and backward hold with checkpointing, besides boundaries."""
-    return int(
-        _per_token(job, _units(job, "in_flight")) * job.tokens
-        + attention_saved(job)
-        + attention_backward(job)
-        + 2 * experts(job)
-    )
+    units = _sum(_saved_units(job), _extra_units(job))
+    if job.engine.layers_fp32:
+        units = _sum(_CASES["full-32"].saved, _CASES["full-32"].extra)
+    return int(_per_token(job, units) * job.tokens + attention_saved(job) + attention_backward(job) + 2 * experts(job))
+
+
+def _backward_units(job: Job) -> Units:
+    if job.candidate.tuner != "full" and not job.reach.mlp:
+        return _FROZEN_MLP
+    return _CASES[case_of(job)].backward
 
 
 def backward(job: Job) -> int:
     """Bytes that backward adds to :func:`saved` without checkpointing."""
-    extra = _per_token(job, _units(job, "backward")) * job.tokens
+    extra = _per_token(job, _backward_units(job)) * job.tokens
     return int(extra + attention_backward(job) + experts(job))
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from swift_autobatch.effective import effective
 from swift_autobatch.predict import host, speed
-from swift_autobatch.predict.instants import LASTING, LAYERS, Instant, phases, size
+from swift_autobatch.predict.instants import LASTING, LAYERS, ROWS, Instant, phases, size
 from swift_autobatch.predict.job import Job, job
+from swift_autobatch.predict.profile import SWIFT, Engine
 from swift_autobatch.predict.states import gradients
 from swift_autobatch.records import Candidate, Facts, Machine, Phase, PhaseMemory, Prediction
 from swift_autobatch.units import GIB, show_gib
@@ -18,13 +19,19 @@ HOST_SHARE = 0.90
 TRAINING = frozenset({"first_step", "steady"})
 
 
-def predict(facts: Facts, candidate: Candidate, calibration: Mapping[str, float] | None = None) -> Prediction:
+def predict(
+    facts: Facts,
+    candidate: Candidate,
+    calibration: Mapping[str, float] | None = None,
+    engine: Engine = SWIFT,
+) -> Prediction:
     """Predicts memory by phase and the time of one optimizer step. Pure, well under a millisecond.
 
     Args:
         facts: machine, model and data.
         candidate: every knob fixed.
         calibration: coefficients of data/coefficients.yaml that this machine has measured, by name.
+        engine: facts on another engine than the one that autoswift runs, for published figures.
 
     Returns:
         per-card reserved bytes at p50 and p99, host bytes over all ranks, and named seconds.
@@ -35,7 +42,7 @@ def predict(facts: Facts, candidate: Candidate, calibration: Mapping[str, float]
     Source: each term's module; the master form is
     ``driver = context + nccl + (1 + reserve) x (static + max over instants)``.
     """
-    work = job(facts, candidate, effective(candidate, facts.model, facts.machine), calibration)
+    work = job(facts, candidate, effective(candidate, facts.model, facts.machine), calibration, engine)
     found = phases(work)
     # A run may never resume: what that needs is shown, not judged.
     judged: list[Phase] = [phase for phase in found if phase != "resume"]
@@ -82,6 +89,7 @@ def _prediction(
         epoch_s=work.facts.data.kept / max(pace.rows, 1e-9) * step_s,
         bound_by=pace.bound_by,
         assumptions=_assumptions(work),
+        reserved_bytes=_held(work, "steady", found["steady"], max(peaks[phase] for phase in judged), context + nccl),
     )
 
 
@@ -91,7 +99,18 @@ def card_budget(machine: Machine) -> int:
     return max(0, min(min(int(CARD_SHARE * gpu.total_bytes), gpu.free_bytes - keep_free) for gpu in machine.gpus))
 
 
-def _reserved(work: Job, phase: Phase, instants: list[Instant], factor: float) -> int:
+def _held(work: Job, phase: Phase, instants: list[Instant], needs: int, beside: int) -> int | None:
+    """Reserved bytes where lengths vary: more than the need, and never more than the card has room for.
+
+    The allocator gives segments back only when the card is full.
+    """
+    if not work.engine.varied_rows or work.candidate.device == "cpu":
+        return None
+    room = min(gpu.total_bytes for gpu in work.facts.machine.gpus) - beside
+    return max(needs, min(room, _reserved(work, phase, instants, 1.0, varied=True)))
+
+
+def _reserved(work: Job, phase: Phase, instants: list[Instant], factor: float, *, varied: bool = False) -> int:
     """Reserved bytes of one phase: what the allocator holds at its worst instant.
 
     Lasting blocks pack well, so do the equal blocks that layers keep; what passes (logits, the layer in flight)
@@ -103,18 +122,21 @@ def _reserved(work: Job, phase: Phase, instants: list[Instant], factor: float) -
     for_lasting = 1.0 if on_cpu else constants.reserve_lasting
     for_layers = (constants.cpu_heap_layers if on_cpu else constants.reserve_layers) * factor
     for_passing = (constants.cpu_heap_passing if on_cpu else constants.reserve_passing) * factor
+    for_varied = constants.reserve_varied if varied else for_passing
     kept = gradients(work) if phase in TRAINING else 0
     worst = 0.0
     for instant in instants:
-        lasting, layers, passing = kept, 0, 0
+        lasting, layers, passing, rows = kept, 0, 0, 0
         for term in instant:
             if term.name in LASTING:
                 lasting += term.bytes if term.name != "gradients" else 0
             elif term.name in LAYERS:
                 layers += term.bytes
+            elif term.name in ROWS:
+                rows += term.bytes
             else:
                 passing += term.bytes
-        worst = max(worst, lasting * for_lasting + layers * for_layers + passing * for_passing)
+        worst = max(worst, lasting * for_lasting + layers * for_layers + passing * for_passing + rows * for_varied)
     return int(worst)
 
 

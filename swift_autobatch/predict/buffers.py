@@ -18,7 +18,7 @@ def permanent(job: Job) -> int:
     candidate, shape = job.candidate, job.shape
     total = 0 if candidate.device == "cpu" else int(job.constants.workspace_gib * GIB)
     if candidate.zero_stage in (1, 2):
-        total += BUCKET * job.grad_bytes_each
+        total += _bucket(job) * job.grad_bytes_each * (2 if job.engine.two_buckets else 1)
         if candidate.offload:
             total += _largest_trainable(job) * job.grad_bytes_each
     elif candidate.zero_stage == 3:
@@ -36,8 +36,10 @@ def layer(job: Job) -> int:
     total = 0
     if _gathers(job):
         total += min(MAX_LIVE, shape.total) * job.weight_bytes_each
+    elif candidate.uses_fsdp and job.engine.never_resharded:
+        total += shape.total * job.weight_bytes_each
     elif candidate.uses_fsdp:
-        total += 2 * shape.layer * 2
+        total += 2 * shape.layer * 2 // candidate.tp
         if candidate.tuner == "full":
             total += 6 * shape.layer  # the layer's 16-bit gradients and the fp32 input of the reduction
     if candidate.quant == "nf4":
@@ -63,7 +65,7 @@ def loss(job: Job) -> int:
 def step(job: Job) -> int:
     """Bytes of the all-gather of updated parameters at the end of an optimizer step (ZeRO-1/2)."""
     if job.candidate.zero_stage in (1, 2) and job.shards > 1:
-        return min(BUCKET, job.trainable) * job.trainable_bytes_each
+        return min(_bucket(job), job.trainable) * job.trainable_bytes_each
     return 0
 
 
@@ -81,6 +83,10 @@ def root_reduction(job: Job) -> int:
     if not job.candidate.uses_fsdp or job.candidate.tuner != "full":
         return 0
     return 6 * (job.shape.embedding + job.shape.head)
+
+
+def _bucket(job: Job) -> int:
+    return BUCKET if job.engine.bucket is None else job.engine.bucket
 
 
 def _gathers(job: Job) -> bool:

@@ -85,9 +85,15 @@ def load(job: Job) -> int:
 def save(job: Job) -> int:
     """Bytes beyond the processes while a checkpoint is written.
 
-    ZeRO-3 gathers 16-bit weights on rank 0 when it trains all of them; elsewhere one shard is copied at a time.
+    ZeRO-3 gathers 16-bit weights on rank 0 when it trains all of them; FSDP2 the whole model, frozen weights
+    included, then both Adam states; elsewhere one shard is copied at a time.
+
+    Source: transformers trainer.py `save_model`; accelerate fsdp_utils.py `save_fsdp_optimizer`, FULL_STATE_DICT.
     """
     candidate, shape = job.candidate, job.shape
+    if candidate.uses_fsdp:
+        base = 0 if candidate.tuner == "full" else shape.total * job.weight_bytes_each
+        return states(job) + max(base + job.trainable * job.trainable_bytes_each, 8 * job.trainable)
     if candidate.zero_stage == 3 and candidate.tuner == "full":
         return states(job) + 2 * shape.total
     written = job.trainable * job.trainable_bytes_each

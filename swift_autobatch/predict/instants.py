@@ -12,7 +12,8 @@ from swift_autobatch.records import Phase, Term
 Instant = tuple[Term, ...]
 
 LASTING = frozenset({"weights", "adapters", "optimizer", "buffers", "gradients"})
-LAYERS = frozenset({"boundaries", "activations", "step temporaries"})
+LAYERS = frozenset({"boundaries", "activations"})
+ROWS = frozenset({"logits", "layer in flight", "backward", "mask"})  # as long as the rows of the micro batch
 
 
 def size(instant: Instant) -> int:

@@ -12,7 +12,8 @@ from functools import cache, lru_cache
 
 from swift_autobatch import tables
 from swift_autobatch.errors import InputError
-from swift_autobatch.records import DTYPE_BYTES, Candidate, DataFacts, Effective, Facts, ModelFacts
+from swift_autobatch.predict.profile import SWIFT, Engine
+from swift_autobatch.records import DTYPE_BYTES, Candidate, DataFacts, Effective, Facts, ModelFacts, replace
 from swift_autobatch.tables import near
 
 
@@ -26,6 +27,7 @@ class Constants:
     reserve_lasting: float
     reserve_layers: float
     reserve_passing: float
+    reserve_varied: float
     reserve_p99: float
     cpu_process_gib: float
     cpu_heap_layers: float
@@ -83,6 +85,7 @@ class Shape:
     tower: int  # vision tower and projector
     active_layers: int  # decoder layers' parameters that one token meets
     total: int
+    gated: bool  # gate and up beside each other (SwiGLU), against one product in and one out
 
 
 @lru_cache(maxsize=256)
@@ -114,6 +117,52 @@ def shape(model: ModelFacts) -> Shape:
         tower=model.params_vision,
         active_layers=active,
         total=model.params_total,
+        gated=bool(model.experts) or _gated(model),
+    )
+
+
+def _gated(model: ModelFacts) -> bool:
+    """Whether what feeds the last product is twice as wide as what comes out of it; True where nobody says."""
+    into = sum(b for name, a, b in model.linears if _place(model, name, a) == "mlp in")
+    return not into or into >= 2 * model.intermediate
+
+
+_INTO_ATTENTION = frozenset(
+    "q_proj k_proj v_proj c_attn W_pack query_key_value qkv_proj wqkv q_a_proj kv_a_proj_with_mqa in_proj_qkv "
+    "in_proj_z in_proj_b in_proj_a in_proj_qkvz in_proj_ba".split()
+)
+_OUT_OF_ATTENTION = frozenset("o_proj dense wo out_proj".split())
+
+
+def _place(model: ModelFacts, name: str, width: int) -> str:
+    """Where a linear stands in its layer, by name and input width."""
+    if name in _INTO_ATTENTION:
+        return "attention in"
+    if name in _OUT_OF_ATTENTION or (name == "c_proj" and width == model.heads * model.head_dim):
+        return "attention out"
+    return "mlp in" if width == model.hidden else "mlp out"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How many adapted linears of one layer read what."""
+
+    hidden: int  # the hidden state, each for itself
+    hidden_inputs: int  # distinct hidden states that they read: attention's, the MLP's
+    attention: int  # attention's output
+    mlp: int  # the product of gate and up
+
+
+@lru_cache(maxsize=1024)
+def reach(model: ModelFacts, targets: tuple[str, ...] | None) -> Reach:
+    """Counts the linears that adapters reach; ``targets`` None is all of them."""
+    places = [_place(model, name, a) for name, a, _ in model.linears if targets is None or name in targets]
+    into = [place for place in places if place.endswith(" in")]
+    return Reach(
+        hidden=len(into),
+        hidden_inputs=len(set(into)),
+        attention=places.count("attention out"),
+        mlp=places.count("mlp out"),
     )
 
 
@@ -134,15 +183,26 @@ class Job:
     weight_bytes_each: int  # of an unquantised weight on the device
     trainable_bytes_each: int  # of a trainable parameter on the device
     grad_bytes_each: int
+    engine: Engine
+    reach: Reach
 
 
-def job(facts: Facts, candidate: Candidate, effective: Effective, calibration: Mapping[str, float] | None) -> Job:
+def job(
+    facts: Facts,
+    candidate: Candidate,
+    effective: Effective,
+    calibration: Mapping[str, float] | None,
+    engine: Engine = SWIFT,
+) -> Job:
     """Derives what every term needs from the records."""
+    effective = _as_engine_does(effective, engine)
     counts = shape(facts.model)
     row = candidate.max_length if candidate.packing else min(candidate.max_tokens, candidate.max_length)
     spread = candidate.sp * candidate.cp
-    tokens = -(-candidate.micro_batch * row // spread)
-    weight, trainable, grad = _dtypes(candidate, effective)
+    if engine.rows_over_tp or candidate.parallel == "megatron":
+        spread *= candidate.tp
+    tokens = -(-candidate.micro_batch * (2 if engine.pairs and not candidate.packing else 1) * row // spread)
+    weight, trainable, grad = _dtypes(candidate, effective, engine)
     return Job(
         facts=facts,
         candidate=candidate,
@@ -153,21 +213,34 @@ def job(facts: Facts, candidate: Candidate, effective: Effective, calibration: M
         tokens=tokens,
         kept_rows=min(tokens, _kept(candidate, effective, facts.data, row, tokens)),
         shards=max(1, candidate.world // (candidate.tp * candidate.pp)),
-        trainable=_trainable(candidate, counts),
+        trainable=_trainable(candidate, counts, facts.model, engine),
         weight_bytes_each=weight,
         trainable_bytes_each=trainable,
         grad_bytes_each=grad,
+        engine=engine,
+        reach=reach(facts.model, engine.targets),
     )
 
 
-def _trainable(candidate: Candidate, counts: Shape) -> int:
+def _as_engine_does(effective: Effective, engine: Engine) -> Effective:
+    """The code paths with an engine's own put in."""
+    own = {name: getattr(engine, name) for name in ("loss", "logits_rows", "attention", "optimizer")}
+    changes = {name: value for name, value in own.items() if value is not None}
+    return replace(effective, **changes) if changes else effective
+
+
+def _trainable(candidate: Candidate, counts: Shape, model: ModelFacts, engine: Engine) -> int:
     """Full tuning trains all but the vision tower (ms-swift freezes it); adapters r (in + out) a linear."""
     if candidate.tuner == "full":
         return counts.total - counts.tower
-    return candidate.lora_rank * counts.linear_io
+    reached = counts.linear_io
+    if engine.targets is not None:
+        reached = counts.layers * sum(a + b for name, a, b in model.linears if name in engine.targets)
+    ends = counts.embedding + counts.head if engine.trains_ends else 0
+    return candidate.lora_rank * reached + ends
 
 
-def _dtypes(candidate: Candidate, effective: Effective) -> tuple[int, int, int]:
+def _dtypes(candidate: Candidate, effective: Effective, engine: Engine) -> tuple[int, int, int]:
     """Bytes of (a frozen weight, a trainable parameter, its gradient) on the device.
 
     DeepSpeed casts the whole module, adapters included, to the 16-bit type and keeps fp32 masters apart
@@ -175,9 +248,13 @@ def _dtypes(candidate: Candidate, effective: Effective) -> tuple[int, int, int]:
     what is trainable to fp32 (fsdp_utils.py `fsdp2_prepare_model`).
     """
     stored = DTYPE_BYTES[candidate.torch_dtype]
+    if engine.trainable_bytes is not None:
+        return stored, engine.trainable_bytes, engine.trainable_bytes
     if candidate.uses_deepspeed:
         each = 4 if effective.precision == "fp32" else 2
         return each, each, each
+    if candidate.parallel == "megatron":
+        return stored, stored, 4  # gradients are accumulated in fp32
     if candidate.uses_fsdp or candidate.tuner != "full":
         return stored, 4, 4
     return stored, stored, stored

@@ -7,7 +7,20 @@ from swift_autobatch.predict.job import Job
 # Bytes per kept row and vocabulary entry at the worst instant (backward of the loss).
 # hf_fp32_logits: fp32 log-softmax, its gradient and the loss gradient, 4 each (10 at the end of forward).
 # bf16_logits: the sequence-parallel loss, no upcast. Source: counted on CPU; ms-swift trainers/utils.py.
-_PER_ENTRY = {"hf_fp32_logits": 12, "bf16_logits": 8}
+# The others are engines of published figures only. shifted_fp32: transformers before 4.46 upcasts and makes a
+# contiguous shift; shifted_16bit: the shift is made in 16 bits (Qwen-1, GPTBigCode) and the product is held;
+# inplace: a Triton loss that writes the gradient over the fp32 shift, with the 16-bit product held or not;
+# none: cut cross-entropy, or chunks small enough not to matter.
+_PER_ENTRY: dict[str, float] = {
+    "hf_fp32_logits": 12,
+    "bf16_logits": 8,
+    "shifted_fp32": 12,
+    "shifted_16bit": 14,
+    "inplace_held": 10,
+    "inplace": 8,
+    "none": 0,
+}
+_PER_ENTRY_FORWARD: dict[str, float] = {"hf_fp32_logits": 10, "shifted_fp32": 14, "shifted_16bit": 12}
 
 
 def loss(job: Job) -> int:
@@ -23,17 +36,19 @@ def loss(job: Job) -> int:
         tile = 1 << max(0, (-(-rows // chunks) - 1).bit_length())
         head_gradient = 2 * shape.vocab * shape.h if job.candidate.tuner == "full" else 0
         return hidden + min(tile, rows) * shape.vocab * 6 + rows * shape.h * 2 + head_gradient
-    return hidden + _PER_ENTRY[job.effective.loss] * rows * shape.vocab
+    return int(hidden + _PER_ENTRY[job.effective.loss] * rows * shape.vocab)
 
 
 def forward(job: Job) -> int:
     """Bytes at the end of forward: 16-bit logits and two fp32 copies, or the loss's own where it never grows them."""
-    if job.effective.loss != "hf_fp32_logits":
+    entry = _PER_ENTRY_FORWARD.get(job.effective.loss)
+    if entry is None:
         return loss(job)
-    return 4 * job.shape.h * job.tokens + 10 * job.kept_rows * job.shape.vocab
+    return int(4 * job.shape.h * job.tokens + entry * job.kept_rows * job.shape.vocab)
 
 
 def evaluation(job: Job) -> int:
     """Bytes of the loss without gradients, one row of the longest length: 16-bit logits and two fp32 copies."""
     rows = min(job.row_tokens, job.kept_rows)
-    return 4 * job.shape.h * job.row_tokens + 10 * rows * job.shape.vocab
+    entry = 0 if job.effective.loss == "none" else 10
+    return 4 * job.shape.h * min(job.row_tokens, job.tokens) + entry * rows * job.shape.vocab

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swift_autobatch.predict import megatron
 from swift_autobatch.predict.job import Job
 
 # Optimizer bytes per trainable parameter as (in units of the parameter's own size, plain bytes).
@@ -28,6 +29,8 @@ def adapters(job: Job) -> int:
     if job.candidate.tuner == "full" or job.candidate.parallel == "fsdp2_offload":
         return 0
     total = job.trainable * job.trainable_bytes_each
+    if job.candidate.parallel == "megatron":
+        total = split(job, total)
     if job.candidate.uses_fsdp:
         return -(-total // job.shards)
     return total  # ZeRO-3 keeps what is below its persistence threshold whole, adapters of small rank included
@@ -41,6 +44,10 @@ def gradients(job: Job) -> int:
     candidate = job.candidate
     if candidate.offload:
         return 0
+    if candidate.parallel == "megatron":
+        return megatron.gradients(job)
+    if job.engine.step_in_backward:
+        return max(job.shape.embedding, job.shape.largest_linear) * job.grad_bytes_each
     total = split(job, job.trainable * job.grad_bytes_each)
     if candidate.zero_stage >= 2 or candidate.uses_fsdp:
         return -(-total // job.shards)
@@ -61,6 +68,8 @@ def optimizer(job: Job) -> int:
     candidate = job.candidate
     if candidate.offload:
         return 0
+    if candidate.parallel == "megatron":
+        return megatron.optimizer(job)
     total = state_bytes(job)
     if candidate.uses_deepspeed and not (candidate.parallel == "zero0" and job.trainable_bytes_each == 4):
         total += split(job, job.trainable * 4)  # DeepSpeed without ZeRO wraps no fp32 optimizer: no masters
@@ -75,8 +84,24 @@ def state_bytes(job: Job) -> int:
     name = job.effective.optimizer.removeprefix("host-")
     if name == "adafactor":  # a row and a column of fp32 per matrix
         return split(job, 4 * job.shape.linear_io)
+    if job.engine.galore_rank:
+        return split(job, _galore(job, each))
     scaled, plain = _PER_PARAMETER.get(name, (2, 0))
     return split(job, int(job.trainable * (scaled * each + plain)))
+
+
+def _galore(job: Job, each: int) -> int:
+    """Two states of rank x the longer side and a projector of rank x the shorter one per matrix; whole Adam states
+    for embedding and head unless they are projected too. Source: GaLore galore_projector.py."""
+    shape, rank = job.shape, job.engine.galore_rank
+    scaled, plain = _PER_PARAMETER.get(job.effective.optimizer, (2, 0))
+    per_entry = scaled * each + plain
+    projected = rank * shape.linear_io  # about 2 x longer + shorter side, at most 3/2 of in + out
+    if job.engine.galore_ends:
+        ends = 2 * rank * (shape.vocab + shape.h)
+    else:
+        ends = shape.embedding + shape.head
+    return int((projected + ends) * per_entry)
 
 
 def step_temporaries(job: Job) -> int:
@@ -93,7 +118,7 @@ def step_temporaries(job: Job) -> int:
         if candidate.zero_stage == 3:
             shard = min(shard, SUB_GROUP)
         return 4 * shard if job.grad_bytes_each == 2 else 0
-    if job.effective.optimizer == "foreach-adamw":
+    if job.effective.optimizer == "foreach-adamw" and not (job.engine.galore_rank or job.engine.step_in_backward):
         total = split(job, job.trainable * job.trainable_bytes_each)
         return total // job.shards if candidate.uses_fsdp else total
     return 0

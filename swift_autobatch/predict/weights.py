@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swift_autobatch.predict import megatron
 from swift_autobatch.predict.job import Job
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # 4-bit codes, 8-bit scales per 64, fp32 scale per 256 of those
@@ -16,14 +17,18 @@ def resident(job: Job) -> int:
     Source: bitsandbytes functional.py (blocksize 64, double quantisation); DeepSpeed memory.rst.
     """
     candidate, shape = job.candidate, job.shape
+    if candidate.parallel == "megatron":
+        return megatron.weights(job) * (2 if job.engine.reference_model else 1)
     if candidate.parallel in ("zero3_offload", "fsdp2_offload"):
         return 0
     each = job.trainable_bytes_each if candidate.tuner == "full" else job.weight_bytes_each
     total = shape.total * each
     if candidate.quant == "nf4":
-        total -= int(shape.linears * (job.weight_bytes_each - NF4_BYTES))
+        total -= int(quantised(job) * (job.weight_bytes_each - NF4_BYTES))
     elif candidate.quant == "int8":
-        total -= shape.linears * (job.weight_bytes_each - 1)
+        total -= quantised(job) * (job.weight_bytes_each - 1)
+    if job.engine.reference_model:
+        total += shape.total * job.weight_bytes_each
     if candidate.zero_stage == 3 or candidate.uses_fsdp:
         total = -(-total // job.shards)
     split = candidate.tp * candidate.pp
@@ -31,6 +36,13 @@ def resident(job: Job) -> int:
         whole = shape.embedding * each if candidate.pp == 1 else 0
         total = whole + (total - whole) // split
     return total
+
+
+def quantised(job: Job) -> int:
+    """Parameters that quantisation reaches: the linears, and the experts where they are linears too."""
+    if job.engine.quantised_experts and job.facts.model.experts:
+        return job.shape.layer * job.shape.layers
+    return job.shape.linears
 
 
 def why(job: Job) -> str:

@@ -93,7 +93,8 @@ def fsdp_config(candidate: Candidate) -> dict[str, Any] | None:
             "reshard_after_forward": True,
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "cpu_ram_efficient_loading": True,
-            "state_dict_type": "SHARDED_STATE_DICT",
+            # Sharded, the engine writes no model that `swift infer` could load (transformers/trainer.py, save_model).
+            "state_dict_type": "FULL_STATE_DICT",
             "activation_checkpointing": candidate.gradient_checkpointing,
         },
     }

@@ -30,9 +30,11 @@ def recipe_yaml(plan: Plan, request: Request, *, name: str, measured: Mapping[st
     Args:
         request: what was asked, defaults filled in.
         name: the file name, for the header.
-        measured: what :func:`measured_figures` gives; None before any run.
+        measured: what :func:`measured_figures` gives; None before any run: then what an equal plan's recipe holds.
     """
     asked = _request(plan, request)
+    if measured is None and request.recipe is not None and request.recipe.digest == plan.digest:
+        measured = request.recipe.measured
     document = {
         "schema": PROJECT,
         "request": asked,

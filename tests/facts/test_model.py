@@ -13,8 +13,9 @@ from builders import environment
 from swift_autobatch.errors import InputError
 from swift_autobatch.facts.engine_type import _PLAIN_TYPE, _TEMPLATE_MARKS, engine_type, last_component
 from swift_autobatch.facts.model import read_model
+from swift_autobatch.progress import Silent
 from swift_autobatch.records import Environment
-from swift_autobatch.tables import engine_models, models
+from swift_autobatch.tables import engine_models, model_ids, models
 
 QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -125,7 +126,8 @@ def test_every_alias_noted_as_quantised_is_seen_as_such(env: Environment) -> Non
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("Qwen2.5-7B-Instrukt", "Qwen/Qwen2.5-7B-Instruct"),
+        ("Qwen/Qwen2.5-7B-Instrukt", "Qwen/Qwen2.5-7B-Instruct"),
         ("Qwen/Qwen2.5-7b-instuct", "Qwen/Qwen2.5-7B-Instruct"),
         ("meta-lama/Lama-3.1-8B-Instruct", "meta-llama/"),
     ],
@@ -137,6 +139,63 @@ def test_an_unknown_id_is_answered_with_near_ones_that_work(env: Environment, na
     assert meant in caught.value.hints[0]
     for other in caught.value.hints[0].removeprefix("did you mean ").removesuffix("?").split(", "):
         read_model(other, env)
+
+
+def test_a_word_like_no_model_gets_no_far_fetched_guess(env: Environment) -> None:
+    for name in ("some-lab/Tinny", "thing", "nope/nothing"):
+        with pytest.raises(InputError) as caught:
+            read_model(name, env)
+        assert not any("did you mean" in hint for hint in caught.value.hints)
+
+
+class Said(Silent):
+    """Keeps the lasting lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def stage(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-7b-instruct", "Qwen2.5-7B-Instruct"])
+def test_a_name_without_its_owner_is_the_only_id_that_ends_so_and_that_is_said(env: Environment, name: str) -> None:
+    said = Said()
+    model = read_model(name, env, progress=said)
+    assert replace(model, source="") == replace(read_model("Qwen/Qwen2.5-7B-Instruct", env), source="")
+    assumption = f"{name} is taken to be Qwen/Qwen2.5-7B-Instruct, the only one of that name"
+    assert model.source.endswith(f"; {assumption}")
+    assert said.lines == [f"--model: {assumption}"]
+
+
+def test_a_name_that_several_owners_have_is_answered_with_all_of_them(env: Environment) -> None:
+    with pytest.raises(InputError, match="has no owner, and 2 models") as caught:
+        read_model("llama-2-7b-hf", env)
+    assert caught.value.hints == ("--model NousResearch/Llama-2-7b-hf", "--model meta-llama/Llama-2-7b-hf")
+
+
+def test_an_id_in_another_case_is_given_to_the_engine_as_the_hub_spells_it(env: Environment) -> None:
+    said = Said()
+    model = read_model("qwen/qwen2.5-7B-INSTRUCT", env, progress=said)
+    assert model.id == "Qwen/Qwen2.5-7B-Instruct"
+    assert said.lines == ["--model: qwen/qwen2.5-7B-INSTRUCT is spelled Qwen/Qwen2.5-7B-Instruct"]
+    said = Said()
+    assert read_model("Qwen/Qwen2.5-7B-Instruct", env, progress=said).id == "Qwen/Qwen2.5-7B-Instruct"
+    assert said.lines == []
+
+
+def test_every_id_of_the_catalogue_has_one_spelling() -> None:
+    assert set(model_ids()) == set(models())
+    assert all(spelled.lower() == key for key, spelled in model_ids().items())
+
+
+def test_a_catalogued_model_uses_a_tokenizer_that_is_in_a_cache(env: Environment, tmp_path: Path) -> None:
+    cached = tmp_path / "home/.cache/huggingface/hub/models--Qwen--Qwen2.5-7B-Instruct/snapshots/abc"
+    cached.mkdir(parents=True)
+    (cached / "tokenizer.json").write_text("{}")
+    for name in ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b-instruct"):
+        model = read_model(name, env)
+        assert (model.tokenizer_path, model.params_total) == (str(cached), 7_615_616_512)
 
 
 @pytest.mark.parametrize("name", ["", " ", "nope/nothing", "/no/where", "./no", "~/no", "a/b/c"])
@@ -288,7 +347,7 @@ def test_an_adapter_and_a_file_are_told_apart(env: Environment, tmp_path: Path) 
     ],
 )
 def test_caches(env: Environment, tmp_path: Path, variables: dict[str, str], place: str, named: str) -> None:
-    found = replace(env, variables={key: value.format(tmp_path) for key, value in variables.items()})
+    found = replace(env, variables={**env.variables, **{key: text.format(tmp_path) for key, text in variables.items()}})
     with pytest.raises(InputError):
         read_model("Qwen/Qwen2.5-Tiny", found)
     path = folder(tmp_path / place, tokenizer_json="{}")

@@ -1,0 +1,241 @@
+"""A published case -> what the predictor takes: facts, candidate and the engine's profile."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+from typing import Any
+
+from profiles import profile
+
+from swift_autobatch.errors import AutoswiftError
+from swift_autobatch.facts.model import read_model
+from swift_autobatch.predict.profile import Engine
+from swift_autobatch.records import (
+    Candidate,
+    DataFacts,
+    Environment,
+    Facts,
+    Gpu,
+    Host,
+    Machine,
+    ModelFacts,
+    Software,
+    replace,
+)
+from swift_autobatch.tables import models
+from swift_autobatch.units import from_gib
+
+Case = dict[str, Any]
+UNKNOWN_LENGTH = 2048  # where neither length nor limit is stated: ms-swift's default max_length for years
+
+
+class Skip(Exception):
+    """A case that the predictor cannot express; the text says why."""
+
+
+_NOWHERE = Environment(
+    variables={},
+    cwd="/nonexistent",
+    home="/nonexistent",
+    cache_dir="/nonexistent",
+    state_dir="/nonexistent",
+    interpreter="",
+)
+
+
+@cache
+def model_of(name: str, params_b: float | None) -> tuple[ModelFacts, bool]:
+    """The model's shape, and whether it is assumed: that of the dense Llama-like model next in size, stretched.
+
+    Raises:
+        Skip: neither shape nor size is known.
+    """
+    try:
+        return read_model(name, _NOWHERE), False
+    except AutoswiftError as error:
+        if not params_b:
+            raise Skip(error.what) from error
+    wanted = params_b * 1e9
+    known = {row.id for row in models().values() if row.architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM")}
+    shapes = [read_model(name, _NOWHERE) for name in sorted(known)]
+    near = min(shapes, key=lambda shape: abs(math.log(shape.params_total / wanted)))
+    grown = round(wanted) - near.params_total
+    ratio = max(0.1, 1 + grown / (near.params_total - near.params_embedding - near.params_lm_head))
+    linears = tuple((label, a, round(b * ratio)) for label, a, b in near.linears)
+    changes = {"id": name, "params_total": round(wanted), "params_active": round(wanted), "linears": linears}
+    return replace(near, **changes, source=f"assumed: {near.id} stretched to {params_b:g} B parameters"), True
+
+
+_PARALLEL = {
+    None: "none",
+    "none": "none",
+    "device_map": "none",
+    "fsdp1": "fsdp2",
+    "fsdp1_offload": "fsdp2_offload",
+}
+_OLD_CHIPS = {"T4": (7, 5), "V100": (7, 0), "Titan": (7, 5), "2080": (7, 5), "P100": (6, 0)}
+
+
+def express(case: Case) -> tuple[Facts, Candidate, Engine]:
+    """Facts, candidate and engine of one case.
+
+    Raises:
+        Skip: the model's shape is unknown, or the job is one that the predictor does not know.
+    """
+    model, _ = model_of(case["model"], case["params_b"])
+    length = _length(case)
+    candidate = _candidate(case, model, int(length))
+    return Facts(machine=_machine(case, candidate), model=model, data=_rows(int(length))), candidate, profile(case)
+
+
+def _length(case: Case) -> float:
+    stated = case["seq_len_effective"] or case["max_length"]
+    if stated:
+        return float(stated)
+    found = re.search(r"(\d{3,6}) tokens", (case["actual_seq_note"] or "") + " " + (case["notes"] or ""))
+    return float(found[1]) if found else UNKNOWN_LENGTH
+
+
+def _candidate(case: Case, model: ModelFacts, length: int) -> Candidate:
+    world = int(case["gpus"] or 1)
+    parallel = _PARALLEL.get(case["deepspeed"], case["deepspeed"])
+    if case["group"].startswith("qwen-readme") and case["tuner"] == "qlora":
+        parallel = "zero2"  # finetune_qlora_single_gpu.sh: --deepspeed finetune/ds_config_zero2.json
+    pieces = world if case["deepspeed"] == "device_map" else int(case["pp"] or 1)
+    if parallel == "none" and case["deepspeed"] != "device_map" and world > 1:
+        parallel = "ddp"
+    spread = {"sp": int(case["sequence_parallel"] or 1), "tp": int(case["tp"] or 1), "ep": int(case["ep"] or 1)}
+    rows, accumulation = int(case["per_device_batch"] or 1), int(case["grad_accum"] or 1)
+    if pieces > 1 and case["group"] == "torchtitan":  # a pipeline takes its local batch a row at a time
+        rows, accumulation = 1, rows
+    if parallel == "megatron":  # its sequence parallel is the tensor-parallel group; the rest is context parallel
+        spread["cp"], spread["sp"] = 1, 1
+    tuner = _tuner(case)
+    return Candidate(
+        strategy="exam",
+        device="gpu",
+        world=world,
+        tuner=tuner,
+        quant=_quant(case, model),
+        parallel=parallel,
+        pp=pieces,
+        **spread,
+        micro_batch=rows,
+        accumulation=accumulation,
+        max_length=length,
+        max_tokens=length,
+        gradient_checkpointing=case["grad_checkpointing"] is not False,
+        attn_impl=None,
+        torch_dtype="float16" if "fp16" == case["dtype"] else "bfloat16",
+        packing=bool(case["packing"]),
+        padding_free=bool(case["padding_free"]),
+        liger=bool(case["liger"]),
+        lora_rank=int(case["lora_rank"] or 8),
+        optim=_optim(case),
+    )
+
+
+def _tuner(case: Case) -> str:
+    name = case["tuner"]
+    if name in ("lora", "qlora", "dora", "full", "adalora", "bone", "miss(bone successor)", "longlora"):
+        return "full" if name == "full" else "lora"
+    if name == "galore":
+        return "full"
+    if name in (
+        "llamapro",
+        "lisa",
+        "badam",
+        "ln_tuning",
+        "trainable_tokens",
+        "bias/norm tuning (NormBias)",
+        "qlora + norm/bias",
+    ):
+        return "lora"  # few parameters train beside frozen ones, as with adapters
+    if name in ("adapter", "adaption_prompt", "loha", "vera", "boft", "oft", "prompt", "prefix (p-tuning v2)"):
+        return "lora"
+    raise Skip(f"tuner {name} is not modelled")
+
+
+def _quant(case: Case, model: ModelFacts) -> Any:
+    if case["quant_bits"] == 8:
+        return "int8"
+    return "nf4" if case["quant_bits"] == 4 else "none"
+
+
+def _optim(case: Case) -> str:
+    name = (case["optimizer"] or "").lower()
+    if "galore" in name:
+        return "adamw_torch"
+    if "paged" in name:
+        return "paged_adamw_8bit" if "8bit" in name else "paged_adamw"
+    if "4bit" in name:
+        return "adamw_torch_4bit"
+    if "8bit" in name or "8-bit" in name:
+        return "adamw_8bit"
+    if "fused" in name or case["tool"] == "megatron-swift":
+        return "adamw_torch_fused"
+    return "adamw_torch"
+
+
+def _machine(case: Case, candidate: Candidate) -> Machine:
+    total = from_gib(float(case["gpu_mem_gib"] or 80))
+    name = case["gpu"] or "unknown card"
+    chip = next((value for key, value in _OLD_CHIPS.items() if key in name), (8, 0))
+    gpu = Gpu(
+        index=0,
+        name=name,
+        card=None,
+        uuid=None,
+        total_bytes=total,
+        free_bytes=total,
+        compute_capability=chip,
+        bf16_native=chip >= (8, 0),
+        flash_attention=chip >= (8, 0),
+        tflops_16bit=None,
+        bandwidth_gb_s=None,
+        pcie_gb_s=None,
+        source="the case",
+    )
+    ram = from_gib(4096)  # no case is about host memory
+    host = Host(
+        cpu_cores=64,
+        ram_total_bytes=ram,
+        ram_budget_bytes=ram,
+        ram_source="",
+        shm_bytes=None,
+        disk_free_bytes=None,
+        gflops=1e3,
+    )
+    return Machine(
+        gpus=(gpu,) * min(8, candidate.world),
+        links="nvlink" if candidate.world > 1 else "none",
+        link_gb_s=None,
+        host=host,
+        software=Software(versions={}, python="", driver=None, cuda_driver=None, compiler=None, nvcc=None),
+        visible_devices=None,
+        processes=candidate.world,
+        source="the case",
+    )
+
+
+def _rows(length: int) -> DataFacts:
+    return DataFacts(
+        files=(),
+        rows=1,
+        kept=1,
+        problems=(),
+        lengths=(length,),
+        p50_tokens=length,
+        p95_tokens=length,
+        max_tokens=length,
+        mean_tokens=length,
+        mean_supervised_tokens=length,
+        max_supervised_tokens=length,
+        costliest=(),
+        tokenizer="the case",
+        exact=True,
+        digest="",
+        self_cognition=False,
+    )

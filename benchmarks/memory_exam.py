@@ -1,0 +1,97 @@
+"""Predicts published fine-tuning runs and scores the predictor on them.
+
+memory_exam.py CASES.jsonl -o PREDICTIONS.jsonl [--json] [--worst N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cases import Case, Skip, express, model_of  # noqa: E402
+from score import score, summary  # noqa: E402
+
+from swift_autobatch.predict import predict  # noqa: E402
+from swift_autobatch.records import Prediction  # noqa: E402
+from swift_autobatch.units import GIB, gib  # noqa: E402
+
+
+def prediction_of(case: Case) -> Prediction:
+    """The predictor's answer for one case.
+
+    Raises:
+        Skip: the case cannot be expressed.
+    """
+    facts, candidate, engine = express(case)
+    return predict(facts, candidate, engine=engine)
+
+
+def answer(case: Case) -> dict[str, Any]:
+    """One line of the predictions file, in the format of score.py."""
+    try:
+        made = prediction_of(case)
+    except Skip as why:
+        return {"id": case["id"], "skipped": str(why)}
+    card = case.get("gpu_mem_gib")
+    reserved = made.needs_p50_bytes if made.reserved_bytes is None else made.reserved_bytes
+    return {
+        "id": case["id"],
+        "allocated_gib": round(gib(made.allocated_bytes), 3),
+        "reserved_gib": round(gib(reserved), 3),
+        "driver_gib": round(gib(made.driver_bytes), 3),
+        "fits": made.needs_p50_bytes + made.context_bytes + made.nccl_bytes <= card * GIB if card else None,
+        "assumed_shape": model_of(case["model"], case["params_b"])[1],
+    }
+
+
+def main() -> None:
+    """Reads the cases, writes the predictions, prints the score."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worst", type=int, default=20)
+    asked = parser.parse_args()
+    lines = asked.cases.read_text(encoding="utf-8").splitlines()
+    cases = [json.loads(line) for line in lines if line.strip()]
+    answers = [answer(case) for case in cases]
+    asked.output.write_text("".join(json.dumps(row) + "\n" for row in answers), encoding="utf-8")
+    rows = score(cases, {row["id"]: row for row in answers})
+    found = summary(rows)
+    if asked.json:
+        json.dump(found, sys.stdout, indent=1)
+        print()
+        return
+    show(found, rows, asked.worst)
+
+
+def show(found: dict[str, Any], rows: list[dict[str, Any]], worst: int) -> None:
+    """The score for people."""
+    for family, row in found.items():
+        print(
+            f"{family:9} cases {row['cases']:4} coverage {row['coverage']}  exact {row['exact']:4}  "
+            f"MAPE(groups) {row['mape_by_group']}  median {row['median_ape']}  p90 {row['p90_ape']}  bias {row['bias']}  "
+            f"within10% {row['within_10pct']}  OOM called fit {row['oom_called_fit']}/{row['oom']}  "
+            f"false refusals {row['false_refusals']}/{row['ran']}  under {row['upper_under']}/{row['upper']}"
+        )
+        for group, part in row["groups"].items():
+            print(f"    {group:28} n {part['n']:4}  MAPE {part['mape']:.3f}  bias {part['bias']:+.3f}")
+    print(
+        "nothing is fitted to these rows, so leaving a group out changes no prediction: the score above is that score"
+    )
+    exact = sorted((row for row in rows if row.get("kind") == "exact"), key=lambda row: -abs(row["error"]))
+    for row in exact[:worst]:
+        print(f"  {row['error']:+.3f}  {row['id']}  {row['tuner']} {row['parallel']}")
+    skipped = collections.Counter(row["skipped"] for row in rows if "skipped" in row)
+    for why, count in skipped.most_common():
+        print(f"  skipped {count}: {why}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Discrete facts on how an engine does what a candidate names; the default is the engine that autoswift runs.
+
+Only what an engine's code decides stands here: kernels, dtypes, which rows and tensors. No figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One engine version, as far as memory depends on it. None: as ms-swift 4.6 does it.
+
+    ``targets`` are the linears that adapters reach, by their name in ``ModelFacts.linears`` (None: all);
+    ``trainable_bytes`` is the size of a trainable parameter on the device, ``adapters_autocast`` says whether
+    adapters run under autocast (the input is cast for each adapter) or in the weights' type.
+    """
+
+    loss: str | None = None  # a row of predict/logits.py
+    logits_rows: Literal["supervised", "all"] | None = None
+    attention: str | None = None
+    optimizer: str | None = None
+    targets: tuple[str, ...] | None = None
+    trains_ends: bool = False  # embedding and head are trained whole beside the adapters
+    trainable_bytes: int | None = None
+    adapters_autocast: bool | None = None
+    masters: bool | None = None  # fp32 masters in the optimizer; None: DeepSpeed's rule
+    flat_fsdp: bool = False  # FSDP1: flat parameters, reduced in their own type
+    step_in_backward: bool = False  # the optimizer runs a parameter at a time, gradients never pile up
+    kbit_fp32_stream: bool = False  # prepare_model_for_kbit_training: norms, embedding and the hidden state in fp32
+    layer_kernels: bool = False  # fused RMSNorm, RoPE, SwiGLU: their inputs only are kept
+    layers_fp32: bool = False  # recompute and backward of a layer run in fp32
+    quantised_experts: bool = False  # experts are nn.Linear modules (transformers before 5): quantised as well
+    selective: bool = False  # checkpointing keeps attention's output and every second product
+    rows_over_tp: bool = False  # tensor-parallel ranks also share out the tokens between layers, as Megatron does
+    offloads_states: bool = False
+    bucket: int | None = None  # elements of a ZeRO reduce bucket
+    two_buckets: bool = False  # overlap_comm: one is filled while the other is reduced
+    never_resharded: bool = False  # the whole model stays gathered beside the shards
+    galore_rank: int = 0
+    galore_ends: bool = False  # embedding and head are projected too
+    reference_model: bool = False  # frozen copy of the weights (DPO in full tuning)
+    pairs: bool = False  # a sample is two rows: chosen and rejected
+    varied_rows: bool = False  # unpadded batches of lengths below the longest: holes of many sizes
+    source: str = "ms-swift 4.6"
+
+
+SWIFT = Engine()
