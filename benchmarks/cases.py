@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from profiles import profile
 
 from swift_autobatch.errors import AutoswiftError
+from swift_autobatch.facts.cards import find_card
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.predict.profile import Engine
 from swift_autobatch.records import (
@@ -21,11 +22,12 @@ from swift_autobatch.records import (
     Host,
     Machine,
     ModelFacts,
+    Parallel,
     Software,
     replace,
 )
 from swift_autobatch.tables import models
-from swift_autobatch.units import from_gib
+from swift_autobatch.units import MIB, from_gib, gib
 
 Case = dict[str, Any]
 UNKNOWN_LENGTH = 2048  # where neither length nor limit is stated: ms-swift's default max_length for years
@@ -78,6 +80,27 @@ _PARALLEL = {
 _OLD_CHIPS = {"T4": (7, 5), "V100": (7, 0), "Titan": (7, 5), "2080": (7, 5), "P100": (6, 0)}
 
 
+def card_gib(case: Case) -> float | None:
+    """What the case's card reports to a program: a 24 GB A10G has 22.5 GiB. None where the case names none."""
+    stated = case.get("gpu_mem_gib")
+    if not stated:
+        return None
+    name = re.sub(r"\(.*|-\d+GB$|^NVIDIA ", "", case["gpu"] or "").strip()
+    try:
+        reported = gib(find_card(name).memory_mib * MIB)
+    except AutoswiftError:
+        return float(stated)
+    return reported if 0.85 * stated <= reported <= stated else float(stated)
+
+
+def _whole(value: Any, default: int = 1) -> int:
+    """A count as a case states it; ``default`` where it does not."""
+    try:
+        return max(1, int(value))
+    except (TypeError, ValueError):
+        return default
+
+
 def express(case: Case) -> tuple[Facts, Candidate, Engine]:
     """Facts, candidate and engine of one case.
 
@@ -95,19 +118,25 @@ def _length(case: Case) -> float:
     if stated:
         return float(stated)
     found = re.search(r"(\d{3,6}) tokens", (case["actual_seq_note"] or "") + " " + (case["notes"] or ""))
-    return float(found[1]) if found else UNKNOWN_LENGTH
+    if found:
+        return float(found[1])
+    return 4096 if case["group"].startswith("fms") else UNKNOWN_LENGTH  # fms: max_seq_length of its scenarios
 
 
 def _candidate(case: Case, model: ModelFacts, length: int) -> Candidate:
-    world = int(case["gpus"] or 1)
+    world = _whole(case["gpus"])
     parallel = _PARALLEL.get(case["deepspeed"], case["deepspeed"])
+    if parallel not in get_args(Parallel):
+        raise Skip(f"{parallel} is not modelled")
     if case["group"].startswith("qwen-readme") and case["tuner"] == "qlora":
         parallel = "zero2"  # finetune_qlora_single_gpu.sh: --deepspeed finetune/ds_config_zero2.json
-    pieces = world if case["deepspeed"] == "device_map" else int(case["pp"] or 1)
+    pieces = world if case["deepspeed"] == "device_map" else _whole(case["pp"])
+    if re.search("mp_ddp|ddp_device_map", case["id"]):  # two processes, each with its layers on half of the cards
+        parallel, pieces = "ddp", world // 2
     if parallel == "none" and case["deepspeed"] != "device_map" and world > 1:
         parallel = "ddp"
-    spread = {"sp": int(case["sequence_parallel"] or 1), "tp": int(case["tp"] or 1), "ep": int(case["ep"] or 1)}
-    rows, accumulation = int(case["per_device_batch"] or 1), int(case["grad_accum"] or 1)
+    spread = {"sp": _whole(case["sequence_parallel"]), "tp": _whole(case["tp"]), "ep": _whole(case["ep"])}
+    rows, accumulation = _whole(case["per_device_batch"]), _whole(case["grad_accum"])
     if pieces > 1 and case["group"] == "torchtitan":  # a pipeline takes its local batch a row at a time
         rows, accumulation = 1, rows
     if parallel == "megatron":  # its sequence parallel is the tensor-parallel group; the rest is context parallel
@@ -128,11 +157,11 @@ def _candidate(case: Case, model: ModelFacts, length: int) -> Candidate:
         max_tokens=length,
         gradient_checkpointing=case["grad_checkpointing"] is not False,
         attn_impl=None,
-        torch_dtype="float16" if "fp16" == case["dtype"] else "bfloat16",
+        torch_dtype="float16" if case["dtype"] == "fp16" else "bfloat16",
         packing=bool(case["packing"]),
         padding_free=bool(case["padding_free"]),
         liger=bool(case["liger"]),
-        lora_rank=int(case["lora_rank"] or 8),
+        lora_rank=_whole(case["lora_rank"], 8),
         optim=_optim(case),
     )
 
@@ -180,7 +209,7 @@ def _optim(case: Case) -> str:
 
 
 def _machine(case: Case, candidate: Candidate) -> Machine:
-    total = from_gib(float(case["gpu_mem_gib"] or 80))
+    total = from_gib(card_gib(case) or 80)
     name = case["gpu"] or "unknown card"
     chip = next((value for key, value in _OLD_CHIPS.items() if key in name), (8, 0))
     gpu = Gpu(

@@ -14,12 +14,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cases import Case, Skip, express, model_of  # noqa: E402
-from score import score, summary  # noqa: E402
+from cases import Case, Skip, card_gib, express, model_of
+from score import score, summary
 
-from swift_autobatch.predict import predict  # noqa: E402
-from swift_autobatch.records import Prediction  # noqa: E402
-from swift_autobatch.units import GIB, gib  # noqa: E402
+from swift_autobatch.predict import predict
+from swift_autobatch.records import Prediction
+from swift_autobatch.units import GIB, gib
 
 
 def prediction_of(case: Case) -> Prediction:
@@ -38,7 +38,7 @@ def answer(case: Case) -> dict[str, Any]:
         made = prediction_of(case)
     except Skip as why:
         return {"id": case["id"], "skipped": str(why)}
-    card = case.get("gpu_mem_gib")
+    card = card_gib(case)
     reserved = made.needs_p50_bytes if made.reserved_bytes is None else made.reserved_bytes
     return {
         "id": case["id"],
@@ -69,6 +69,16 @@ def main() -> None:
         print()
         return
     show(found, rows, asked.worst)
+    named = {row["id"] for row in answers if not row.get("assumed_shape")}
+    apart = summary([row for row in rows if row["id"] in named])
+    print("without the models whose shape is assumed from their size:")
+    for family, part in apart.items():
+        covered = sum("skipped" not in row and row["id"] in named for row in rows if row["family"] == family)
+        share = covered / max(1, found[family]["cases"])
+        print(
+            f"  {family:9} coverage {share:.3f}  MAPE(groups) {part['mape_by_group']}  "
+            f"median {part['median_ape']}  OOM called fit {part['oom_called_fit']}/{part['oom']}"
+        )
 
 
 def show(found: dict[str, Any], rows: list[dict[str, Any]], worst: int) -> None:
@@ -76,8 +86,9 @@ def show(found: dict[str, Any], rows: list[dict[str, Any]], worst: int) -> None:
     for family, row in found.items():
         print(
             f"{family:9} cases {row['cases']:4} coverage {row['coverage']}  exact {row['exact']:4}  "
-            f"MAPE(groups) {row['mape_by_group']}  median {row['median_ape']}  p90 {row['p90_ape']}  bias {row['bias']}  "
-            f"within10% {row['within_10pct']}  OOM called fit {row['oom_called_fit']}/{row['oom']}  "
+            f"MAPE(groups) {row['mape_by_group']}  median {row['median_ape']}  p90 {row['p90_ape']}  "
+            f"bias {row['bias']}  within10% {row['within_10pct']}  "
+            f"OOM called fit {row['oom_called_fit']}/{row['oom']}  "
             f"false refusals {row['false_refusals']}/{row['ran']}  under {row['upper_under']}/{row['upper']}"
         )
         for group, part in row["groups"].items():

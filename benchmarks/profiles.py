@@ -27,9 +27,8 @@ def profile(case: Case) -> Engine:
     if "wte and lm_head trainable" in notes or "embedding and output layer" in notes:
         facts["trains_ends"] = True
     kernel = case["attn_impl"] or ""
-    if "eager" in kernel or kernel in ("no flash_attn", "unfused"):
-        facts["attention"] = "eager"
-    elif not kernel and case["group"] in _BEFORE_SDPA:
+    old = not kernel and case["group"] in _BEFORE_SDPA
+    if old or "eager" in kernel or kernel in ("no flash_attn", "unfused"):
         facts["attention"] = "eager"
     elif "flash" in kernel:
         facts["attention"] = "flash_attention_2"
@@ -62,13 +61,13 @@ def _by_tool(case: Case) -> dict[str, Any]:
         if case["tuner"] == "qlora":
             return {
                 "loss": "bf16_logits",
-                "source": "finetune_qlora_single_gpu.sh: fp16 under DeepSpeed ZeRO-2, so no autocast to fp32 in the loss",
+                "source": "finetune_qlora_single_gpu.sh: fp16 under DeepSpeed ZeRO-2, no autocast to fp32",
             }
         return {
             "loss": "shifted_16bit",
             "trainable_bytes": None if _deepspeed(case) else 2,
             "adapters_autocast": False,
-            "source": "modeling_qwen.py (16-bit logits, contiguous shift); PEFT 0.5 moves adapters to the weights' type",
+            "source": "modeling_qwen.py (16-bit logits, contiguous shift); PEFT 0.5: adapters in the weights' type",
         }
     if group.startswith("fms"):
         return _fms(case)
@@ -125,7 +124,7 @@ def _swift(case: Case) -> dict[str, Any]:
         }
     facts: dict[str, Any] = {"source": f"ms-swift {'.'.join(map(str, version))}"}
     if case["deepspeed"] == "megatron":
-        facts["loss"] = "bf16_logits"  # --cross_entropy_loss_fusion: 16-bit logits, their exponentials, the gradient
+        facts["loss"] = "vocab_parallel"  # Megatron-LM fusions/fused_cross_entropy.py
         facts["offloads_states"] = "optimizer_cpu_offload=true" in (case["notes"] or "")
         return facts
     if version >= (3, 7):

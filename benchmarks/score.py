@@ -29,6 +29,7 @@ import collections
 import json
 import statistics
 import sys
+from pathlib import Path
 
 CORE_TOOLS = {"ms-swift", "qwen", "llamafactory", "axolotl", "deepspeed"}
 CORE_GROUPS = {"fms-a100", "fms-liger", "fms-granite", "fsdp-qlora", "xtuner", "peft-accelerate-docs"}
@@ -152,7 +153,10 @@ def main():
     ap.add_argument("--json", action="store_true")
     ap.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N worst exact cases")
     a = ap.parse_args()
-    load = lambda f: [json.loads(x) for x in open(f, encoding="utf-8") if x.strip()]
+
+    def load(name):
+        return [json.loads(x) for x in Path(name).read_text(encoding="utf-8").splitlines() if x.strip()]
+
     rows = score(load(a.cases), {p["id"]: p for p in load(a.predictions)})
     s = summary(rows)
     if a.json:
@@ -161,8 +165,8 @@ def main():
     else:
         for fam, v in s.items():
             print(
-                f"{fam:9} cases {v['cases']:4} coverage {v['coverage']}  exact {v['exact']:4}  MAPE(groups) {v['mape_by_group']}  "
-                f"median {v['median_ape']}  p90 {v['p90_ape']}  bias {v['bias']}  within10% {v['within_10pct']}  "
+                f"{fam:9} cases {v['cases']:4} coverage {v['coverage']}  exact {v['exact']:4}  "
+                f"MAPE(groups) {v['mape_by_group']}  median {v['median_ape']}  p90 {v['p90_ape']}  bias {v['bias']}  within10% {v['within_10pct']}  "
                 f"OOM called fit {v['oom_called_fit']}/{v['oom']}  false refusals {v['false_refusals']}/{v['ran']}  "
                 f"under {v['upper_under']}/{v['upper']}"
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import ask, decision, gate, receipt, render, run
+from swift_autobatch import ask, committed, gate, receipt, render, run
 from swift_autobatch.errors import GateError, MachineError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.cards import assumed_machine
@@ -21,14 +21,12 @@ from swift_autobatch.facts.hardware import limit, read_machine
 from swift_autobatch.facts.machine_file import dump_machine, load_machine
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.facts.software import read_software
-from swift_autobatch.planner import make_plan
 from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import (
     Artefacts,
     Environment,
     Facts,
     Machine,
-    Measured,
     Plan,
     Request,
     Run,
@@ -107,7 +105,7 @@ def plan(request: Request, env: Environment, progress: Progress | None = None) -
         UsageError, NothingFitsError, InputError, MachineError: see errors.py.
     """
     asked, decided = _decide(request, env, progress or Silent())
-    _save_recipe(decided, asked, env, progress or Silent())
+    committed.save(decided, asked, env, progress or Silent())
     return decided
 
 
@@ -117,7 +115,7 @@ def render_files(
     """Plans and writes the files of the run into ``folder/autoswift``; starts nothing."""
     asked, decided = _decide(request, env, progress or Silent())
     written = render.write(_files(decided, asked), folder / "autoswift", force=force)
-    return (*written, *_save_recipe(decided, asked, env, progress or Silent()))
+    return (*written, *committed.save(decided, asked, env, progress or Silent()))
 
 
 def dry_run(request: Request, env: Environment, progress: Progress | None = None) -> GateOutcome:
@@ -128,7 +126,7 @@ def dry_run(request: Request, env: Environment, progress: Progress | None = None
     verdict = _gate(decided, artefacts, folder, request, env, progress)
     kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None)
     if verdict.verdict == "pass":
-        _save_recipe(decided, asked, env, progress, (verdict.measured, "dry run"))
+        committed.save(decided, asked, env, progress, (verdict.measured, "dry run"))
     return GateOutcome(plan=decided, verdict=verdict, folder=folder, receipt=kept)
 
 
@@ -159,7 +157,7 @@ def sft(request: Request, env: Environment, progress: Progress | None = None) ->
         answers = ask.ask(done, decided, decided.facts.data.questions, env, progress=progress)
         done = replace(done, answers=answers)
     kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=done)
-    _save_recipe(decided, asked, env, progress, (done.measured, "training"))
+    committed.save(decided, asked, env, progress, (done.measured, "training"))
     return SftOutcome(plan=decided, verdict=verdict, run=done, folder=folder, receipt=kept)
 
 
@@ -223,43 +221,10 @@ def _defaults(request: Request, found: Machine, env: Environment) -> Request:
 
 
 def _decide(request: Request, env: Environment, progress: Progress) -> tuple[Request, Plan]:
-    """Plans, or takes the project recipe's decision where it holds. Returns the request with its defaults filled in."""
-    if request.save_recipe:
-        render.may_write(Path(env.cwd, request.save_recipe), force=request.force)
+    """The plan, and the request with its defaults filled in."""
+    committed.may_save(request, env)
     asked, facts = _facts(request, env, progress)
-    recipe, table = asked.recipe, strategies(env)
-    if recipe is None:
-        return asked, make_plan(asked, facts, table, env.cwd, env.home)
-    reasons = decision.broken(asked, facts, env.cwd)
-    if reasons and asked.locked:
-        raise decision.refusal(recipe, reasons)
-    if not reasons:
-        progress.stage(decision.holds(recipe, facts))
-        return asked, make_plan(replace(asked, decided=recipe), facts, table, env.cwd, env.home)
-    progress.stage(decision.said(recipe, reasons))
-    decided = make_plan(asked, facts, table, env.cwd, env.home)
-    gave = () if recipe.candidate is None else (decision.said(recipe, reasons),)
-    return asked, replace(decided, notes=(*gave, *decided.notes))
-
-
-def _save_recipe(
-    decided: Plan,
-    asked: Request,
-    env: Environment,
-    progress: Progress,
-    seen: tuple[tuple[Measured, ...], str] | None = None,
-) -> tuple[Path, ...]:
-    """Writes the decision where ``--save-recipe`` says, with what was measured and by what."""
-    if not asked.save_recipe:
-        return ()
-    path = Path(env.cwd, asked.save_recipe)
-    measured = None
-    if seen is not None:
-        measured = render.measured_figures(seen[0], by=seen[1], on_gpu=bool(decided.facts.machine.gpus))
-    name = path.name if Path(asked.save_recipe).is_absolute() else asked.save_recipe
-    render.write_file(path, render.recipe_yaml(decided, asked, name=name, measured=measured))
-    progress.stage(f"recipe written: {path}")
-    return (path,)
+    return asked, committed.decide(asked, facts, strategies(env), env, progress)
 
 
 def _plan_here(request: Request, env: Environment, progress: Progress) -> tuple[Request, Plan]:

@@ -120,6 +120,7 @@ def _preference(pair: Scored, request: Request) -> tuple[Any, ...]:
         _batch_excess(candidate, request),
         candidate.weights_rank,
         round(log(max(prediction.epoch_s, 1e-9)) / log(_SAME_SPEED)),
+        candidate.offload,  # at the same speed, the plan with fewer moving parts
         prediction.demand_bytes,
         prediction.host_p99_bytes,
         candidate.strategy,
@@ -181,7 +182,7 @@ def _why_not(pair: Scored, chosen: Candidate, best: Prediction, request: Request
         what = "4-bit" if candidate.quant != "none" else "weights streamed from the host"
         return f"{what} only when nothing better fits; {ratio:.2f} x the time"
     if ratio <= _SAME_SPEED:
-        return f"no faster (within 2 %) and needs {show_gib(prediction.demand_bytes)}"
+        return f"no faster (within 2 %), {show_gib(prediction.demand_bytes)} instead of {show_gib(best.demand_bytes)}"
     return f"{ratio:.2f} x the time: {show_seconds(prediction.epoch_s)} an epoch"
 
 

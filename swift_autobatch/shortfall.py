@@ -10,9 +10,11 @@ from swift_autobatch.candidates import enumerate_space
 from swift_autobatch.errors import NothingFitsError, UsageError
 from swift_autobatch.predict import predict
 from swift_autobatch.records import Candidate, Facts, Prediction, Request, Sourced, Strategy
-from swift_autobatch.units import GIB, show_gib
+from swift_autobatch.tables import GpuRow, gpus
+from swift_autobatch.units import GIB, MIB, show_gib
 
 _MAX_CARDS = 8
+_LARGER_CARDS = ("RTX A6000", "A100 SXM4 80GB", "H200 SXM5 141GB")  # what one can rent, smallest first
 _RAM_STEPS_GIB = (64, 128, 256, 512, 1024, 2048)
 
 
@@ -117,6 +119,10 @@ def _trials(request: Request, facts: Facts, pins: Mapping[str, Sourced[Any]]) ->
     for count in range(2, _MAX_CARDS + 1):
         if facts.machine.gpus and count > len(facts.machine.gpus):
             yield "cards", (f"{count} such cards", _with_cards(facts, count), fields, request)
+    for name in _LARGER_CARDS if facts.machine.gpus else ():
+        row = gpus()[name]
+        if row.memory_mib * MIB > facts.machine.gpus[0].total_bytes:
+            yield "card", (f"{len(facts.machine.gpus)} x {name}", _with_card(facts, row), fields, request)
 
 
 def _free(request: Request) -> Request:
@@ -132,6 +138,27 @@ def _shorter(facts: Facts, pins: Mapping[str, Sourced[Any]]) -> tuple[int, ...]:
 def _with_ram(facts: Facts, ram_bytes: int) -> Facts:
     host = replace(facts.machine.host, ram_total_bytes=ram_bytes, ram_budget_bytes=ram_bytes)
     return replace(facts, machine=replace(facts.machine, host=host))
+
+
+def _with_card(facts: Facts, row: GpuRow) -> Facts:
+    """The same machine with other cards, free but for what the driver keeps."""
+    total = row.memory_mib * MIB
+    old = facts.machine.gpus[0]
+    card = replace(
+        old,
+        name=row.name,
+        card=row.name,
+        total_bytes=total,
+        free_bytes=total - min(old.total_bytes - old.free_bytes, GIB // 2),
+        compute_capability=row.compute_capability or old.compute_capability,
+        bf16_native=row.bf16_native,
+        flash_attention=row.flash_attention,
+        tflops_16bit=row.tflops_16bit,
+        bandwidth_gb_s=row.bandwidth_gb_s,
+        source=row.source,
+    )
+    cards = tuple(replace(card, index=gpu.index) for gpu in facts.machine.gpus)
+    return replace(facts, machine=replace(facts.machine, gpus=cards))
 
 
 def _with_cards(facts: Facts, count: int) -> Facts:

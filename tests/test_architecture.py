@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"planner", "shortfall"}),
     frozenset({"render", "decision"}),
     frozenset({"gate", "engine", "engine_log", "telemetry"}),
-    frozenset({"run", "receipt", "ask"}),
+    frozenset({"run", "receipt", "ask", "committed"}),
     frozenset({"api"}),
     frozenset({"cli"}),
 )

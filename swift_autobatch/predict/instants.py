@@ -13,7 +13,8 @@ Instant = tuple[Term, ...]
 
 LASTING = frozenset({"weights", "adapters", "optimizer", "buffers", "gradients"})
 LAYERS = frozenset({"boundaries", "activations"})
-ROWS = frozenset({"logits", "layer in flight", "backward", "mask"})  # as long as the rows of the micro batch
+# As long as the rows of the micro batch, or taken between blocks that are.
+ROWS = frozenset({"logits", "layer in flight", "backward", "mask", "layer weights", "gathered ends"})
 
 
 def size(instant: Instant) -> int:

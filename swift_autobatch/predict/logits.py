@@ -10,6 +10,7 @@ from swift_autobatch.predict.job import Job
 # The others are engines of published figures only. shifted_fp32: transformers before 4.46 upcasts and makes a
 # contiguous shift; shifted_16bit: the shift is made in 16 bits (Qwen-1, GPTBigCode) and the product is held;
 # inplace: a Triton loss that writes the gradient over the fp32 shift, with the 16-bit product held or not;
+# vocab_parallel: Megatron's, the 16-bit product, its fp32 copy and the exponentials;
 # none: cut cross-entropy, or chunks small enough not to matter.
 _PER_ENTRY: dict[str, float] = {
     "hf_fp32_logits": 12,
@@ -18,6 +19,7 @@ _PER_ENTRY: dict[str, float] = {
     "shifted_16bit": 14,
     "inplace_held": 10,
     "inplace": 8,
+    "vocab_parallel": 10,
     "none": 0,
 }
 _PER_ENTRY_FORWARD: dict[str, float] = {"hf_fp32_logits": 10, "shifted_fp32": 14, "shifted_16bit": 12}

@@ -97,10 +97,8 @@ def _galore(job: Job, each: int) -> int:
     scaled, plain = _PER_PARAMETER.get(job.effective.optimizer, (2, 0))
     per_entry = scaled * each + plain
     projected = rank * shape.linear_io  # about 2 x longer + shorter side, at most 3/2 of in + out
-    if job.engine.galore_ends:
-        ends = 2 * rank * (shape.vocab + shape.h)
-    else:
-        ends = shape.embedding + shape.head
+    whole = shape.embedding + shape.head
+    ends = 2 * rank * (shape.vocab + shape.h) if job.engine.galore_ends else whole
     return int((projected + ends) * per_entry)
 
 

@@ -59,9 +59,14 @@ def playing_hub(repos: dict[str, Path], token: str | None = None) -> Iterator[Hu
                 if path.startswith(f"/{model_id}/resolve/"):
                     revision, _, file = path.removeprefix(f"/{model_id}/resolve/").partition("/")
                     return self._hugging_face_file(folder, file, revision)
-                if path.startswith((f"/api/models/{model_id}/revision/", f"/api/models/{model_id}/tree/")):
+                if path.startswith(f"/api/models/{model_id}/revision/"):
                     siblings = [{"rfilename": row["Path"]} for row in listing(folder)]
                     return self._json({"id": model_id, "sha": COMMIT, "siblings": siblings})
+                if path.startswith(f"/api/models/{model_id}/tree/"):
+                    rows = listing(folder)
+                    return self._json(
+                        [{"type": "file", "path": row["Path"], "size": row["Size"], "oid": "0" * 40} for row in rows]
+                    )
             return self._missing("RepoNotFound")
 
         def _allowed(self) -> bool:

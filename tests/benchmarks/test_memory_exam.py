@@ -1,0 +1,94 @@
+"""The memory exam on a small sample of published runs (each row names its source): it runs, covers and is right.
+
+The bounds are twice what the predictor reaches on all rows, so that a term that breaks is seen and noise is not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SAMPLE = Path(__file__).parent / "sample_cases.jsonl"
+sys.path.insert(0, str(BENCHMARKS))
+
+import cases  # noqa: E402
+import memory_exam  # noqa: E402
+import score  # noqa: E402
+
+ROWS: list[dict[str, Any]] = [json.loads(line) for line in SAMPLE.read_text(encoding="utf-8").splitlines()]
+ANSWERS: dict[str, dict[str, Any]] = {row["id"]: memory_exam.answer(row) for row in ROWS}
+UNKNOWN_TUNER = "lora (LLM) + full (ViT)"
+
+
+def test_every_row_is_answered_and_only_the_unknown_tuner_is_skipped() -> None:
+    skipped = {row["id"] for row in ROWS if "skipped" in ANSWERS[row["id"]]}
+    assert skipped == {row["id"] for row in ROWS if row["tuner"] == UNKNOWN_TUNER}
+    assert len(skipped) == 1
+    assert all(UNKNOWN_TUNER in ANSWERS[name]["skipped"] for name in skipped)
+
+
+def test_meters_are_ordered() -> None:
+    for answer in ANSWERS.values():
+        if "skipped" not in answer:
+            assert 0 < answer["allocated_gib"] <= answer["reserved_gib"] < answer["driver_gib"]
+
+
+def test_a_model_without_a_shape_is_costed_from_its_size_and_says_so() -> None:
+    assumed = {row["model"] for row in ROWS if ANSWERS[row["id"]].get("assumed_shape")}
+    assert assumed == {"Tele-AI/telechat-7B"}
+    model, is_assumed = cases.model_of("nobody/ever-saw-this", 7.0)
+    assert is_assumed
+    assert model.params_total == 7_000_000_000
+    assert "assumed" in model.source
+    with pytest.raises(cases.Skip, match="catalogue"):
+        cases.model_of("nobody/ever-saw-this", None)
+
+
+def test_the_sample_is_predicted() -> None:
+    rows = score.score(ROWS, ANSWERS)
+    errors = [abs(row["error"]) for row in rows if row.get("kind") == "exact"]
+    assert len(errors) >= 18
+    assert sum(errors) / len(errors) < 0.15
+    assert max(errors) < 0.40
+    assert not [row["id"] for row in rows if row.get("called_fit")]
+    assert not [row["id"] for row in rows if row.get("refused")]
+
+
+def test_every_engine_says_where_its_facts_come_from() -> None:
+    for row in ROWS:
+        if row["tuner"] != UNKNOWN_TUNER:
+            assert len(cases.express(row)[2].source) > 8
+
+
+@pytest.mark.parametrize("key", sorted(set(ROWS[0]) - {"id", "model", "source", "group", "tool", "tuner", "task"}))
+def test_a_row_that_leaves_something_out_is_still_answered(key: str) -> None:
+    for row in ROWS[:12]:
+        answer = memory_exam.answer({**row, key: None})
+        assert answer["allocated_gib"] > 0 or answer["skipped"]
+
+
+def test_the_command_writes_one_prediction_a_row_and_prints_the_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "predictions.jsonl"
+    monkeypatch.setattr(sys, "argv", ["memory_exam.py", str(SAMPLE), "-o", str(output), "--json"])
+    memory_exam.main()
+    written = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert [row["id"] for row in written] == [row["id"] for row in ROWS]
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(score.summary(score.score(ROWS, ANSWERS))))
+    monkeypatch.setattr(sys, "argv", ["memory_exam.py", str(SAMPLE), "-o", str(output)])
+    memory_exam.main()
+    assert "skipped 1: tuner" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "error"),
+    [(9.0, 11.0, 0.0), (5.0, 8.0, -0.2), (15.0, 16.0, 0.25), (12.0, 12.0, 0.0)],
+)
+def test_the_error_is_the_distance_to_the_nearer_edge(low: float, high: float, error: float) -> None:
+    assert score.distance(low, high, 10.0, 12.0) == pytest.approx(error)
