@@ -166,9 +166,10 @@ def main():
         for fam, v in s.items():
             print(
                 f"{fam:9} cases {v['cases']:4} coverage {v['coverage']}  exact {v['exact']:4}  "
-                f"MAPE(groups) {v['mape_by_group']}  median {v['median_ape']}  p90 {v['p90_ape']}  bias {v['bias']}  within10% {v['within_10pct']}  "
-                f"OOM called fit {v['oom_called_fit']}/{v['oom']}  false refusals {v['false_refusals']}/{v['ran']}  "
-                f"under {v['upper_under']}/{v['upper']}"
+                f"MAPE(groups) {v['mape_by_group']}  median {v['median_ape']}  p90 {v['p90_ape']}  "
+                f"bias {v['bias']}  within10% {v['within_10pct']}  "
+                f"OOM called fit {v['oom_called_fit']}/{v['oom']}  "
+                f"false refusals {v['false_refusals']}/{v['ran']}  under {v['upper_under']}/{v['upper']}"
             )
             for g, w in v["groups"].items():
                 print(f"    {g:28} n {w['n']:4}  MAPE {w['mape']:.3f}  bias {w['bias']:+.3f}")

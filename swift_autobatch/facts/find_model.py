@@ -177,7 +177,8 @@ def _unknown(name: str, hub: Hub, fetched: Fetched) -> InputError:
         hints=(
             *((f"did you mean {', '.join(shown)}?",) if shown else ()),
             *fetched.hints,
-            *((f"download it where there is a network ({download}), then --model DIR",) if not fetched.absent else ()),
-            *(("or pass a local folder: --model DIR",) if fetched.absent else ()),
+            "or pass a local folder: --model DIR"
+            if fetched.absent
+            else f"download it where there is a network ({download}), then --model DIR",
         ),
     )

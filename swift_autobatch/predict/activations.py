@@ -10,8 +10,9 @@ holds at its worst instant on top of that.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from swift_autobatch.predict.job import Job
+from swift_autobatch.predict.job import Job, Reach
 
 Units = tuple[float, float, float, float]
 
@@ -82,30 +83,41 @@ def _in_stage(job: Job) -> int:
     return job.shape.layers // candidate.pp * waiting
 
 
-def _adapted(job: Job) -> Units:
+def _adapted(case: _Case, reach: Reach, dropout: bool, quantised: bool) -> Units:
     """What adapters keep of their inputs."""
-    case, reach = _CASES[case_of(job)], job.reach
     each = case.input + case.mask
-    if job.candidate.lora_dropout:
+    if dropout:
         return (each * reach.hidden, each * reach.attention, 0, each * reach.mlp)
-    if case.shared or job.candidate.quant != "none":  # attention's output is kept by attention itself
+    if case.shared or quantised:  # attention's output is kept by attention itself
         return (case.input * reach.hidden_inputs, 0, 0, case.input * reach.mlp)
     return (case.input * reach.hidden, case.input * reach.attention, 0, case.input * reach.mlp)
 
 
 def _saved_units(job: Job) -> Units:
-    case = _CASES[case_of(job)]
-    full = job.candidate.tuner == "full"
-    parts = [case.saved] if full else [case.saved, _adapted(job)]
-    wide = 2 if job.effective.precision == "fp32" else 1
-    less = (
-        [_FUSED_TRAINED if full else _FUSED_FROZEN]
-        if job.engine.layer_kernels or job.candidate.liger or job.candidate.parallel == "megatron"
-        else []
+    candidate = job.candidate
+    return _saved_counts(
+        case_of(job),
+        None if candidate.tuner == "full" else job.reach,
+        candidate.lora_dropout > 0,
+        candidate.quant != "none",
+        job.engine.layer_kernels or candidate.liger or candidate.parallel == "megatron",
+        job.shape.gated,
     )
-    if not job.shape.gated:
-        less.append(_UNGATED)
-    return _sum(*parts, *(_scale(units, -wide) for units in less))
+
+
+@lru_cache(maxsize=1024)
+def _saved_counts(name: str, reach: Reach | None, dropout: bool, quantised: bool, fused: bool, gated: bool) -> Units:
+    """What one layer keeps; ``reach`` None in full tuning."""
+    case = _CASES[name]
+    wide = -2 if name.endswith("-32") else -1
+    parts = [case.saved]
+    if reach is not None:
+        parts.append(_adapted(case, reach, dropout, quantised))
+    if fused:
+        parts.append(_scale(_FUSED_TRAINED if reach is None else _FUSED_FROZEN, wide))
+    if not gated:
+        parts.append(_scale(_UNGATED, wide))
+    return _sum(*parts)
 
 
 def _extra_units(job: Job) -> Units:
