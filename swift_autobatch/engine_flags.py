@@ -24,6 +24,7 @@ OWNED: Mapping[str, str] = {
     "add_version": "autoswift gives every run its own folder; choose where with --output-dir",
     "local_rank": "the launcher sets it; choose the number of processes with --nproc",
     "ignore_args_error": "autoswift checks every flag itself",
+    "hub_token": "it would be written into run.sh, recipes and receipts; set MODELSCOPE_API_TOKEN or HF_TOKEN instead",
 }
 
 # Values that a person writes in good faith and the engine rejects only after loading the model.

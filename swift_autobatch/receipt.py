@@ -203,6 +203,7 @@ def _training(run: Run | None, failure: BaseException | None) -> dict[str, Any] 
         "checkpoint": run.checkpoint,
         "infer_command": run.infer_command,
         **_measured(run.measured, run.steps),
+        **({} if run.steps_made is None else {"steps": run.steps_made}),
         "answers": [
             {"question": a.question, "expected": a.expected, "answer": a.answer, "matches": a.matches}
             for a in run.answers

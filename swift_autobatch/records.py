@@ -603,6 +603,7 @@ class Run:
     seconds: float
     infer_command: str | None
     answers: tuple[Answer, ...] = ()
+    steps_made: int | None = None  # optimizer steps; the last ones may not have been logged. None: not counted
 
 
 def replace(record: T, **changes: Any) -> T:

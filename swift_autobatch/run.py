@@ -57,6 +57,7 @@ def run_training(
         measured=engine_log.measured(engine_log.read_telemetry(run / "autoswift")),
         seconds=child.seconds,
         infer_command=None if checkpoint is None else shlex.join(infer_argv(plan, checkpoint)),
+        steps_made=_counted(plan, rows)[0],
     )
 
 
@@ -107,13 +108,17 @@ def _not_finite(value: Any) -> bool:
         return False
 
 
+def _counted(plan: Plan, rows: tuple[Mapping[str, Any], ...]) -> tuple[int, int]:
+    """Optimizer steps made and set out to make, by the engine's own count."""
+    counted = [pair for pair in map(engine_log.steps_made, rows) if pair is not None]
+    return max((pair[0] for pair in counted), default=0), counted[-1][1] if counted else plan.total_steps
+
+
 def _failure(
     plan: Plan, child: ChildResult, rows: tuple[Mapping[str, Any], ...], steps: tuple[Step, ...]
 ) -> str | None:
     """Why the job did not succeed, or None."""
-    counted = [pair for pair in map(engine_log.steps_made, rows) if pair is not None]
-    made = max((pair[0] for pair in counted), default=0)
-    planned = counted[-1][1] if counted else plan.total_steps
+    made, planned = _counted(plan, rows)
     if made == 0:
         return "the engine ended without an optimizer step"
     if made < planned and (child.exit_code != 0 or "early_stop" not in _callbacks(plan)):

@@ -122,6 +122,7 @@ class ModelRow:
     """One model of data/models.jsonl as published; ``facts/model.py`` turns it into ModelFacts."""
 
     id: str
+    modelscope_id: str | None  # where ModelScope has it under another id
     architecture: str
     config: Mapping[str, Any]
     params_total: int
@@ -138,6 +139,7 @@ class ModelRow:
 def _model(line: int, row: Mapping[str, Any]) -> ModelRow:
     return ModelRow(
         id=row["id"],
+        modelscope_id=row["modelscope_id"],
         architecture=row["architecture"],
         config=row["config"],
         params_total=row["params_total"],

@@ -55,11 +55,13 @@ def test_a_dataset_whose_every_label_is_masked_is_refused(tmp_path: Path) -> Non
 
 def test_fsdp2_leaves_a_model_that_swift_infer_loads(tmp_path: Path) -> None:
     """Sharded checkpoints hold no model; the last paragraph's command must be true of every strategy."""
-    words = ("--strategy", "multi-fsdp2", "--nproc", "2", "--max_steps", "2", "--skip-dry-run")
+    words = ("--strategy", "multi-fsdp2", "--nproc", "2", "--max_steps", "2", "--skip-dry-run")  # step 2 is not logged
     done = public_command.run(tmp_path, "sft", *words)
     assert done.exit_code == 0, done.stderr
     training = public_command.receipt(done)["training"]
     assert (Path(training["checkpoint"]) / "model.safetensors").is_file()
+    assert training["steps"] == 2
+    assert "2 steps in" in done.stdout
     assert len(training["answers"]) == 2  # swift infer loaded it
     assert all(answer["answer"] for answer in training["answers"])
 

@@ -83,7 +83,8 @@ def finished(decided: Plan, run: Run, folder: str, *, columns: int | None = None
 def _trained(run: Run) -> str:
     losses = [step.loss for step in run.steps if step.loss is not None]
     accuracies = [step.token_acc for step in run.steps if step.token_acc is not None]
-    words = [f"{max((step.step for step in run.steps), default=0)} steps in {show_seconds(run.seconds)}"]
+    made = run.steps_made if run.steps_made is not None else max((step.step for step in run.steps), default=0)
+    words = [f"{made} steps in {show_seconds(run.seconds)}"]
     if losses:
         words.append(f"loss {losses[0]:.4g} -> {losses[-1]:.4g}")
     if accuracies:

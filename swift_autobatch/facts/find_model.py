@@ -54,11 +54,13 @@ def find_model(name: str, env: Environment, hub: Hub, progress: Progress) -> Fou
     if row is not None:
         _say(note, progress)
         beside = cached_folder(spelled, env, hub, "tokenizer.json")
+        engine_id, moved = _on_hub(spelled, row, hub)
+        _say(moved, progress)
         return Found(
-            id=spelled,
+            id=engine_id,
             folder=None,
             row=row,
-            source=f"models.jsonl: {row.id}{note}",
+            source=f"models.jsonl: {row.id}{note}{moved}",
             tokenizer=beside[0] if beside else None,
         )
     if "/" not in name and not hub.hugging_face:
@@ -67,6 +69,13 @@ def find_model(name: str, env: Environment, hub: Hub, progress: Progress) -> Fou
     if fetched.folder is None:
         raise _unknown(name, hub, fetched)
     return _in_cache(name, fetched.folder, f"config.json from {hub.name}")
+
+
+def _on_hub(model_id: str, row: ModelRow, hub: Hub) -> tuple[str, str]:
+    """The id under which the engine's hub has the model, and what to say of it where that is another one."""
+    if hub.hugging_face or row.modelscope_id is None or model_id.lower() != row.id.lower():
+        return model_id, ""
+    return row.modelscope_id, f"; {hub.name} has {model_id} as {row.modelscope_id}"
 
 
 def _say(note: str, progress: Progress) -> None:

@@ -32,18 +32,19 @@ def chosen_hub(env: Environment, pins: Mapping[str, Sourced[Any]] | None = None)
     """ModelScope, or Hugging Face where USE_HF or ``--use_hf true`` says so; ``--use_hf false`` undoes no USE_HF.
 
     Args:
-        env: USE_HF.
-        pins: engine flags: use_hf, model_revision, hub_token.
+        env: USE_HF, and the hub's token: HF_TOKEN or MODELSCOPE_API_TOKEN (as a flag it would end in every file).
+        pins: engine flags: use_hf, model_revision.
 
     Source: swift/arguments/base_args/base_args.py (use_hf or use_hf_hub()), swift/hub/hub.py (main is master).
     """
     given = {name: str(pin.value) for name, pin in (pins or {}).items() if pin.value is not None}
     said = (env.variables.get("USE_HF", "0"), given.get("use_hf", "false"))
     revision = given.get("model_revision")
+    hugging_face = any(text.strip().lower() in _TRUE for text in said)
     return Hub(
-        hugging_face=any(text.strip().lower() in _TRUE for text in said),
+        hugging_face=hugging_face,
         revision=None if revision in ("", "main", "master") else revision,
-        token=given.get("hub_token"),
+        token=env.variables.get("HF_TOKEN" if hugging_face else "MODELSCOPE_API_TOKEN"),
     )
 
 

@@ -167,7 +167,7 @@ def _refusal(model_id: str, hub: Hub, endpoint: str, answer: _Answer) -> Fetched
     """What an answer other than the file means; None when the file is there."""
     host = f"{hub.name} ({urlsplit(endpoint).netloc or endpoint})"
     variable = "HF_TOKEN" if hub.hugging_face else "MODELSCOPE_API_TOKEN"
-    login = f"if it is private or gated: {variable}=... or --hub_token ..."
+    login = f"if it is private or gated: {variable}=... in the environment"
     other = () if hub.hugging_face else ("--use_hf true asks Hugging Face instead",)
     if answer.status is None:
         return Fetched(folder=None, why=f"{host} could not be reached: {answer.text}")

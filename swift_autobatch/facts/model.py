@@ -44,7 +44,7 @@ def read_model(
     Args:
         name: id or folder, as the user wrote it.
         env: cwd, home, and the variables of caches and hubs.
-        pins: engine flags; use_hf, model_revision and hub_token say which hub and what of it.
+        pins: engine flags; use_hf and model_revision say which hub and what of it.
         progress: told before anything is downloaded.
 
     Raises:

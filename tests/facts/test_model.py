@@ -483,3 +483,12 @@ def test_the_engine_agrees(env: Environment, tmp_path: Path) -> None:
             template = get_template_meta(info, meta).template_type
             assert (info.model_type, template) == (model.swift_model_type, model.swift_template or "dummy"), name
     assert {name for name, tell in told.items() if tell} == {"renamed", "llama", "old"}
+
+
+def test_modelscope_gets_the_id_under_which_it_has_the_model(tmp_path: Path) -> None:
+    env = builders.environment(tmp_path)
+    name = "meta-llama/Meta-Llama-3-8B-Instruct"
+    assert read_model(name, env).id == "LLM-Research/Meta-Llama-3-8B-Instruct"
+    assert "ModelScope has" in read_model(name, env).source
+    hugging_face = {"use_hf": Sourced(value="true", source="flag --use_hf")}
+    assert read_model(name, env, hugging_face).id == name

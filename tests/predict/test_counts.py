@@ -16,6 +16,7 @@ import pytest
 
 from swift_autobatch.predict import activations
 from swift_autobatch.predict.job import job as make_job
+from swift_autobatch.predict.profile import Engine
 from swift_autobatch.records import Effective
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -26,6 +27,14 @@ CASES = {
     "full-16": ("full", "", "bfloat16", True),
     "full-32-amp": ("full", "", "float32", True),
     "full-32": ("full", "", "float32", False),
+}
+# The same with adapters elsewhere or without dropout: (case, adapted linears, dropout).
+VARIANTS = {
+    "no-dropout": ("lora-autocast", LINEARS, 0.0),
+    "no-dropout-16": ("lora-16", LINEARS, 0.0),
+    "attention-only": ("lora-autocast", LINEARS[:4], 0.05),
+    "attention-only-16": ("lora-16", LINEARS[:4], 0.05),
+    "query-and-value": ("lora-autocast", ("q_proj", "v_proj"), 0.0),
 }
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 256, 4, 2, 64
 
@@ -68,7 +77,15 @@ class _Follower:
         self.peak = max(self.peak, self.current)
 
 
-def _peak(case: str, tokens: int, layers: int, intermediate: int, checkpointing: bool) -> int:
+def _peak(
+    case: str,
+    tokens: int,
+    layers: int,
+    intermediate: int,
+    checkpointing: bool,
+    targets: tuple[str, ...] = LINEARS,
+    dropout: float = 0.05,
+) -> int:
     """Peak bytes of the second step of a random Qwen2 with few labels, weights and gradients included."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -88,7 +105,7 @@ def _peak(case: str, tokens: int, layers: int, intermediate: int, checkpointing:
     torch.manual_seed(0)
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, weight_dtype))
     if tuner == "lora":
-        model = get_peft_model(model, LoraConfig(r=8, lora_dropout=0.05, target_modules=list(LINEARS)))
+        model = get_peft_model(model, LoraConfig(r=8, lora_dropout=dropout, target_modules=list(targets)))
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(getattr(torch, adapter_dtype))
@@ -116,16 +133,18 @@ def _peak(case: str, tokens: int, layers: int, intermediate: int, checkpointing:
     return follower.peak
 
 
-def _measured(case: str, intermediate: int, checkpointing: bool) -> tuple[float, float]:
+def _measured(case: str, intermediate: int, checkpointing: bool, **adapters: Any) -> tuple[float, float]:
     """(bytes per token that one more layer adds, bytes per token that do not depend on layers)."""
     slope = {}
     for layers in (2, 3):
-        short, long = (_peak(case, tokens, layers, intermediate, checkpointing) for tokens in (512, 1024))
+        short, long = (_peak(case, tokens, layers, intermediate, checkpointing, **adapters) for tokens in (512, 1024))
         slope[layers] = (long - short) / 512
     return slope[3] - slope[2], 3 * slope[2] - 2 * slope[3]
 
 
-def _predicted(tmp_path: Path, case: str, intermediate: int) -> tuple[float, float, float]:
+def _predicted(
+    tmp_path: Path, case: str, intermediate: int, targets: tuple[str, ...] | None = None, dropout: float = 0.05
+) -> tuple[float, float, float]:
     """(boundary, in flight, saved) bytes per token of one layer, from the table."""
     tuner, _, weight_dtype, _ = CASES[case]
     facts = builders.facts(tmp_path, "1x4090")
@@ -133,7 +152,12 @@ def _predicted(tmp_path: Path, case: str, intermediate: int) -> tuple[float, flo
     model = builders.replace(facts.model, **sizes, intermediate=intermediate)
     parallel = "zero2" if case == "lora-16" else "none"
     candidate = builders.candidate(
-        tuner=tuner, parallel=parallel, torch_dtype=weight_dtype, max_tokens=1000, max_length=1000
+        tuner=tuner,
+        parallel=parallel,
+        torch_dtype=weight_dtype,
+        max_tokens=1000,
+        max_length=1000,
+        lora_dropout=dropout,
     )
     precision = {"full-32": "fp32", "full-32-amp": "fp16-amp"}.get(case, "bf16")
     paths = Effective(
@@ -143,7 +167,7 @@ def _predicted(tmp_path: Path, case: str, intermediate: int) -> tuple[float, flo
         precision=precision,
         optimizer="fused-adamw",
     )
-    work = make_job(builders.replace(facts, model=model), candidate, paths, None)
+    work = make_job(builders.replace(facts, model=model), candidate, paths, None, Engine(targets=targets))
     assert activations.case_of(work) == case
     return activations.boundaries(work) / 1000, activations.in_flight(work) / 1000, activations.saved(work) / 1000
 
@@ -167,3 +191,27 @@ def test_counts_agree_with_real_layers(tmp_path: Path, case: str, intermediate: 
         assert once == pytest.approx(in_flight, rel=0.04)
         kept, _ = _measured(case, intermediate, checkpointing=False)
         assert kept == pytest.approx(saved, rel=0.02)
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_counts_follow_the_adapters(tmp_path: Path, variant: str) -> None:
+    """What adapters keep depends on which linears they stand beside and on dropout."""
+    import torch
+
+    case, targets, dropout = VARIANTS[variant]
+    boundary, in_flight, saved = _predicted(tmp_path, case, 1792, targets, dropout)
+
+    def native(self: Any, x: Any) -> Any:
+        return torch.native_dropout(x, self.p, True)[0] if self.training and self.p else x
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.Dropout, "forward", native)
+        kept, once = _measured(case, 1792, True, targets=targets, dropout=dropout)
+        print(variant, kept / boundary, once / in_flight)
+        kept_all, _ = _measured(case, 1792, False, targets=targets, dropout=dropout)
+        print(variant, kept_all / saved)
+    assert kept == pytest.approx(boundary, rel=0.02)
+    assert kept_all == pytest.approx(saved, rel=0.02)
+    assert once == pytest.approx(in_flight, rel=0.10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -135,8 +135,8 @@ def test_pinned_blocks_are_powers_of_two(n_bytes: int, block: int) -> None:
         assert taken & (taken - 1) == 0
 
 
-def test_a_candidate_costs_less_than_a_millisecond() -> None:
-    """Best of five rounds, so that a busy machine does not decide; lengths as many as the sketch holds."""
+def test_a_candidate_costs_few_calls() -> None:
+    """Under a millisecond on a quiet core; counted in calls, which a busy machine does not change."""
     given_facts = replace(facts(MODELS[1]), data=builders.data_facts(tuple(range(100, 4196))))
     grid = [
         builders.candidate(micro_batch=rows, world=8, parallel=parallel, quant=quant, max_tokens=4000, max_length=4096)
@@ -144,13 +144,21 @@ def test_a_candidate_costs_less_than_a_millisecond() -> None:
         for parallel in ("ddp", "zero2", "zero3")
         for quant in ("none", "nf4")
     ]
-    rounds = []
-    for _ in range(5):
-        start = time.perf_counter()
+    for candidate in grid:
+        predict(given_facts, candidate)  # fills the caches per model and data set
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
         for candidate in grid:
             predict(given_facts, candidate)
-        rounds.append((time.perf_counter() - start) / len(grid))
-    assert min(rounds) < 0.001
+    finally:
+        sys.setprofile(None)
+    assert calls / len(grid) < 3000
 
 
 def test_calibration_replaces_a_coefficient_and_refuses_an_unknown_one() -> None:
