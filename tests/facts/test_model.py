@@ -14,7 +14,7 @@ from swift_autobatch.errors import InputError
 from swift_autobatch.facts.engine_type import _PLAIN_TYPE, _TEMPLATE_MARKS, engine_type, last_component
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.progress import Silent
-from swift_autobatch.records import Environment
+from swift_autobatch.records import Environment, Sourced
 from swift_autobatch.tables import engine_models, model_ids, models
 
 QWEN2 = {
@@ -486,7 +486,7 @@ def test_the_engine_agrees(env: Environment, tmp_path: Path) -> None:
 
 
 def test_modelscope_gets_the_id_under_which_it_has_the_model(tmp_path: Path) -> None:
-    env = builders.environment(tmp_path)
+    env = environment(tmp_path)
     name = "meta-llama/Meta-Llama-3-8B-Instruct"
     assert read_model(name, env).id == "LLM-Research/Meta-Llama-3-8B-Instruct"
     assert "ModelScope has" in read_model(name, env).source
