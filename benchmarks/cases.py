@@ -166,25 +166,21 @@ def _candidate(case: Case, model: ModelFacts, length: int) -> Candidate:
     )
 
 
+# Trained whole or projected; everything else trains few parameters beside frozen ones, as adapters do.
+_FULL = frozenset({"full", "galore"})
+_FEW = re.compile(
+    r"^(q?lora|q?dora|rs-?lora|pissa|longlora|adalora|adapter|adaption_prompt|loha|lokr|vera|boft|oft|bone|miss|ia3|reft"
+    r"|fourierft|hra|prompt|prefix|p[-_ ]?tuning|llamapro|lisa|badam|ln_tuning|trainable_tokens|bias)\b"
+)
+
+
 def _tuner(case: Case) -> str:
-    name = case["tuner"]
-    if name in ("lora", "qlora", "dora", "full", "adalora", "bone", "miss(bone successor)", "longlora"):
-        return "full" if name == "full" else "lora"
-    if name == "galore":
+    name = str(case["tuner"] or "").lower()
+    if name in _FULL:
         return "full"
-    if name in (
-        "llamapro",
-        "lisa",
-        "badam",
-        "ln_tuning",
-        "trainable_tokens",
-        "bias/norm tuning (NormBias)",
-        "qlora + norm/bias",
-    ):
-        return "lora"  # few parameters train beside frozen ones, as with adapters
-    if name in ("adapter", "adaption_prompt", "loha", "vera", "boft", "oft", "prompt", "prefix (p-tuning v2)"):
+    if _FEW.match(name) and "full" not in name:
         return "lora"
-    raise Skip(f"tuner {name} is not modelled")
+    raise Skip(f"tuner {case['tuner']} is not modelled")
 
 
 def _quant(case: Case, model: ModelFacts) -> Any:

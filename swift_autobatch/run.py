@@ -17,7 +17,8 @@ from swift_autobatch.process import ChildResult
 from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import Artefacts, Environment, Plan, Run, Step
 
-_WEIGHTS = ("*.safetensors", "*.bin")
+# Not "*.bin": training_args.bin, optimizer.bin and pytorch_model_fsdp.bin lie beside, with or without a model.
+_WEIGHTS = ("*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin", "adapter_model.bin")
 _TAIL = 3  # log lines shown with an error
 
 

@@ -25,6 +25,7 @@ class _Case:
     boundary: int  # bytes per token and hidden unit between layers
     input: int = 0  # bytes per element of an adapted linear's input
     mask: int = 0  # bytes per element more with adapter dropout
+    dry: float | None = None  # the i unit of extra without dropout, where it was counted apart
     shared: bool = False  # adapters read the layer's own input where nothing is dropped: one copy for all
 
 
@@ -34,11 +35,11 @@ _CASES: dict[str, _Case] = {
     "full-16": _Case((16, 4, 4, 8), (4, 0.3, 0.5, 4), (21, 0, 0, 1.5), 2),
     "full-32-amp": _Case((26, 4, 4, 8), (-0.6, 3, 1, 4), (21, 0.5, 0, 1.6), 4),
     "full-32": _Case((24, 8, 8, 16), (4.3, 0.5, 1, 8), (10, 0.4, 0, 7.3), 4),
-    "lora-autocast": _Case((8, 4, 4, 6), (8, 0.3, 0.7, 10), (3, 0.2, 0.5, 10), 2, input=2, mask=1),
-    "lora-16": _Case((8, 4, 4, 6), (12, 0.3, 0.7, 2), (15.4, 0.2, 0, 1), 2, input=2, mask=1, shared=True),
+    "lora-autocast": _Case((8, 4, 4, 6), (8, 0.3, 0.7, 10), (3, 0.2, 0.5, 10), 2, input=2, mask=1, dry=6.7),
+    "lora-16": _Case((8, 4, 4, 6), (12, 0.3, 0.7, 2), (15.4, 0.2, 0, 1), 2, input=2, mask=1, shared=True, dry=3),
     "lora-32": _Case((8, 8, 8, 12), (13, 0.7, -2.4, 6), (11, 0.4, 0, 5.3), 4, input=4, mask=1),
 }
-_FROZEN_MLP: Units = (4, 0.3, 0.5, 4)  # extra where adapters reach attention only: as in full tuning
+_FROZEN_MLP: Units = (4, 0.3, 0.5, 6.1)  # extra where adapters reach attention only; counted in the same way
 # Liger and other fused kernels: RMSNorm keeps its 16-bit input instead of an fp32 copy (and, trained, of the normed
 # one too); SwiGLU keeps gate and up, not their product. Source: Liger rms_norm.py, swiglu.py.
 _FUSED_FROZEN: Units = (4, 0, 0, 2)
@@ -123,7 +124,10 @@ def _saved_counts(name: str, reach: Reach | None, dropout: bool, quantised: bool
 def _extra_units(job: Job) -> Units:
     if job.candidate.tuner != "full" and not job.reach.mlp:
         return _FROZEN_MLP
-    return _CASES[case_of(job)].extra
+    case, candidate = _CASES[case_of(job)], job.candidate
+    if case.dry is not None and candidate.quant == "none" and not candidate.lora_dropout:
+        return (*case.extra[:3], case.dry)
+    return case.extra
 
 
 def _sum(*many: Units) -> Units:
