@@ -61,7 +61,8 @@ def build() -> str:
         "",
         "## Environment",
         "",
-        "Every option and every engine flag is also read from `AUTOSWIFT_<NAME>` in capitals with underscores: "
+        "Every option that shapes a plan or a run, and every engine flag, is also read from `AUTOSWIFT_<NAME>` in "
+        "capitals with underscores: "
         "`AUTOSWIFT_GLOBAL_BATCH=64`, `AUTOSWIFT_MAX_LENGTH=2048`, `AUTOSWIFT_DATASET='a.jsonl b.jsonl'` (split as a "
         "shell would). An unknown name is an error. `NPROC_PER_NODE` sets `--nproc`, `CUDA_VISIBLE_DEVICES` the "
         "devices, `NO_COLOR` turns colours off.",

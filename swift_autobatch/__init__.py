@@ -83,6 +83,8 @@ def _request(
 ) -> tuple[Request, Environment]:
     from swift_autobatch.request import build_request, read_environment
 
+    for name, value in (("dataset", dataset), ("model", model), ("gpus", flags.get("gpus"))):
+        _check_text(name, value, several=name == "dataset")
     options = dict(flags)
     if dataset is not None:
         options["dataset"] = dataset if isinstance(dataset, str) else tuple(dataset)
@@ -90,3 +92,17 @@ def _request(
         options["model"] = model
     env = read_environment()
     return build_request(options, (), env), env
+
+
+def _check_text(name: str, value: object, *, several: bool) -> None:
+    from swift_autobatch.errors import UsageError
+
+    if value is None or isinstance(value, str):
+        return
+    if several and isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
+        return
+    raise UsageError(
+        f"{name} is a string{' or a list of strings' if several else ''}, not {value!r}",
+        where=name,
+        hints=(f"{name}='...'",),
+    )

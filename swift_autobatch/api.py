@@ -68,7 +68,7 @@ def strategies(env: Environment) -> tuple[Strategy, ...]:
 
 def copy_strategy(name: str, env: Environment, target: str | None = None, *, force: bool = False) -> Path:
     """Copies a strategy recipe into the project's autoswift/recipes/, or to ``target``, under that file's name."""
-    found = find_strategy(name, strategies(env))
+    found = find_strategy(name, strategies(env), where=name)
     path = Path(env.cwd, target) if target else Path(env.cwd, PROJECT_FOLDER)
     if path.is_dir() or not target:
         path /= f"{name}.yaml"
@@ -194,7 +194,9 @@ def _facts(request: Request, env: Environment, progress: Progress) -> tuple[Requ
             "no accelerator and no --model: a demonstration with a small random model, really trained on this CPU;\n"
             f"with a GPU the same command trains {DEFAULT_MODEL} (try: autoswift plan --gpus 1x4090)"
         )
-    return asked, Facts(machine=found, model=model, data=data)
+    cut = asked.pins.get("truncation_strategy")
+    cuts_rows = cut is not None and cut.value in ("left", "right")
+    return asked, Facts(machine=found, model=model, data=data, cuts_rows=cuts_rows)
 
 
 def _defaults(request: Request, found: Machine, env: Environment) -> Request:

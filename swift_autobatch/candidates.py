@@ -9,7 +9,7 @@ from math import ceil
 from typing import Any
 
 from swift_autobatch import rules
-from swift_autobatch.errors import UsageError
+from swift_autobatch.errors import InputError, UsageError
 from swift_autobatch.records import Candidate, Dtype, Facts, Illegal, Request, Sourced, Strategy
 from swift_autobatch.strategies import find_strategy
 from swift_autobatch.tables import near
@@ -143,6 +143,8 @@ def _does_not_apply(strategy: Strategy, facts: Facts, pins: Mapping[str, Sourced
         return f"it needs {devices['min']} devices, there is {machine.processes}"
     if machine.processes > devices.get("max", machine.processes):
         return f"it is for {devices['max']} device, there are {machine.processes}"
+    if when.get("accelerator") == "cpu" and machine.gpus:
+        return "it is for machines without an accelerator"
     if forced:
         return None
     if "accelerator" in when and when["accelerator"] != machine.accelerator:
@@ -211,6 +213,9 @@ def _candidates(
             fields["parallel"] = "ddp" if facts.machine.processes > 1 else "none"
         if allowed and fields["parallel"] not in allowed:
             continue
+        alone = facts.machine.processes == 1
+        if "parallel" not in pins and fields["parallel"] == ("ddp" if alone else "none"):
+            continue  # data parallel over one process, or several processes that know nothing of each other
         ranks = facts.machine.processes // (fields.get("sp", 1) * fields.get("tp", 1))
         yield from _batches(strategy, fields, max(1, ranks), request, facts)
 
@@ -240,8 +245,9 @@ def _micro_batches(strategy: Strategy, target: int, ranks: int, facts: Facts) ->
 
 
 def _base(facts: Facts, pins: Mapping[str, Sourced[Any]], max_length: int | None) -> dict[str, Any]:
-    longest = facts.data.max_tokens
+    longest = max(facts.data.max_tokens, facts.data.bound_tokens)  # an unused max_length is free, a dropped row is not
     limit = pins["max_length"].value if "max_length" in pins else max_length or length_for(facts, longest)
+    _some_row_trains(facts, limit, pins)
     return {
         "device": facts.machine.accelerator,
         "world": facts.machine.processes,
@@ -255,8 +261,25 @@ def _base(facts: Facts, pins: Mapping[str, Sourced[Any]], max_length: int | None
     }
 
 
+def _some_row_trains(facts: Facts, limit: int, pins: Mapping[str, Sourced[Any]]) -> None:
+    """The engine deletes rows above max_length; where that is all of them there is nothing to plan for."""
+    shortest = facts.data.lengths[0] if facts.data.lengths else 0
+    if shortest <= limit or facts.cuts_rows:
+        return
+    pinned = "max_length" in pins
+    longer = () if pinned is False else (f"--max_length {length_for(facts, facts.data.max_tokens)} keeps every row",)
+    raise InputError(
+        f"every row is longer than {'max_length' if pinned else 'the model can take'}: {limit} tokens, "
+        f"the shortest row has {shortest}",
+        where="--max_length" if pinned else "--dataset",
+        hints=(*longer, "--truncation_strategy right cuts rows instead of dropping them", "split the rows"),
+    )
+
+
 def _longest_kept(facts: Facts, limit: int) -> int:
     """The longest row that trains: the engine deletes longer ones."""
+    if facts.cuts_rows:
+        return min(limit, facts.data.max_tokens)
     return max((length for length in facts.data.lengths if length <= limit), default=limit)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_autobatch.errors import UsageError
+from swift_autobatch.records import Sourced
 from swift_autobatch.tables import Dialect, Flag, near
 
 Value = str | tuple[str, ...]
@@ -37,6 +38,12 @@ BETTER_VALUES: Mapping[tuple[str, str], str] = {
     ("fsdp", "full_shard auto_wrap"): "--fsdp fsdp2",
 }
 
+# swift/arguments/tuner_args.py and swift/pipelines/train/tuner.py:350: any other word dies after the model is loaded,
+# unless a plugin of the user's brings it.
+TUNERS = frozenset(
+    "lora full lora_llm longlora adalora llamapro adapter vera boft fourierft reft bone ia3 dummy unsloth".split()
+)
+
 # Presets that the engine knows by name (swift/arguments/sft_args.py, _init_deepspeed and _init_fsdp).
 PRESETS: Mapping[str, tuple[str, ...]] = {
     "deepspeed": ("zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"),
@@ -57,6 +64,18 @@ MINIMUM: Mapping[str, int] = {
     "sequence_parallel_size": 1,
     "deepspeed_autotp_size": 1,
     "dataloader_num_workers": 0,
+    "learning_rate": 0,
+    "warmup_ratio": 0,
+    "weight_decay": 0,
+    "max_grad_norm": 0,
+}
+
+# Values that must be above zero, or one word of the engine's for "not set".
+POSITIVE: Mapping[str, str | None] = {
+    "num_train_epochs": None,
+    "max_steps": "-1",
+    "save_steps": None,
+    "lora_alpha": None,
 }
 
 _TRUE = frozenset({"yes", "true", "t", "y", "1"})  # transformers/hf_argparser.py, string_to_bool
@@ -255,7 +274,29 @@ def _number(flag: Flag, value: str, where: str) -> str:
     least = MINIMUM.get(flag.name)
     if least is not None and number < least:
         raise UsageError(f"--{flag.name} must be at least {least}, not {value}", where=where, hints=(_example(flag),))
+    if flag.name in POSITIVE and number <= 0 and value != POSITIVE[flag.name]:
+        raise UsageError(f"--{flag.name} must be above 0, not {value}", where=where, hints=(_example(flag),))
     return value
+
+
+def check_tuner(pins: Mapping[str, Sourced[Value]]) -> None:
+    """Refuses a tuner that nobody has; a plugin of the user's may bring one of its own.
+
+    Raises:
+        UsageError: with the nearest names.
+    """
+    pin = pins.get("tuner_type")
+    if pin is None or pin.value in TUNERS or {"external_plugins", "custom_register_path"} & set(pins):
+        return
+    likely = near(str(pin.value), sorted(TUNERS))
+    raise UsageError(
+        f"--tuner_type does not know {pin.value!r}",
+        where=pin.source.removeprefix("flag "),
+        hints=(
+            f"did you mean {' or '.join(likely)}?" if likely else "--tuner_type lora",
+            "a tuner of your own comes with --external_plugins FILE",
+        ),
+    )
 
 
 def _json(flag: Flag, value: str, where: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import log
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from swift_autobatch.units import show_gib, show_seconds
 
 Scored = tuple[Candidate, Prediction]
 _RUNNERS_UP = 8
+_UNANSWERED = ("no-assistant-turn", "empty-answer", "masked")
 _SAME_SPEED = 1.02  # within 2 % is the same speed: then the one with more memory to spare wins
 
 
@@ -198,23 +199,49 @@ def _notes(candidate: Candidate, prediction: Prediction, facts: Facts, request: 
             f"{candidate.micro_batch} x {ranks} ranks; the learning rate follows"
         )
     dropped = sum(length > candidate.max_length for length in data.lengths) * data.kept // max(1, len(data.lengths))
-    if dropped:
+    if dropped and facts.cuts_rows:
+        notes.append(f"about {dropped} of {data.kept} rows are longer than {candidate.max_length} tokens: cut")
+    elif dropped:
         notes.append(f"about {dropped} of {data.kept} rows are longer than {candidate.max_length} tokens: dropped")
     if candidate.quant != "none" and "quant_bits" not in request.pins and not request.strategy.value:
         notes.append("4-bit weights: in 16-bit the model does not fit on the card")
     if candidate.weights_rank == 2 and not request.strategy.value:
         notes.append("weights stay in host RAM and cross PCIe for every layer: slow, but nothing else fits")
+    if candidate.parallel == "zero2_offload":
+        notes.append(_offload_words(candidate, prediction, facts))
     if candidate.accumulation > schedule.COMFORTABLE_ACCUMULATION:
         notes.append(f"accumulation {candidate.accumulation} is above the comfortable 8-16: warmup 0.10, keep clipping")
     if not data.exact:
-        notes.append(f"token lengths are {data.tokenizer}: no tokenizer at hand, the band is wider")
+        notes.append(f"token lengths: {data.tokenizer}; the longest row is planned for at {data.max_tokens} tokens")
     if data.rows > data.kept:
         notes.append(f"{data.rows - data.kept} of {data.rows} rows will not train; see 'problems' in --json")
+    unanswered = [problem for problem in data.problems if problem.code in _UNANSWERED and not problem.drops_row]
+    if unanswered and data.mean_supervised_tokens > 0:
+        first = unanswered[0]
+        notes.append(
+            f"rows with no answer or an empty one, which teach nothing: {len(unanswered)}, "
+            f"first {Path(first.file).name}:{first.line}"
+        )
+    if data.media_rows:
+        blind = "" if facts.model.params_vision else f", and {facts.model.id} is a text model"
+        notes.append(
+            f"rows with images, video or audio: {data.media_rows}; their tokens are not counted, so memory, time and "
+            f"max_length are too low{blind}; the dry run measures them"
+        )
     if data.mean_supervised_tokens == 0:
         notes.append("no row has a token to learn from: every label is masked, the dry run will refuse it")
     if facts.model.quantised:
         notes.append(f"the checkpoint is already quantised ({facts.model.quantised})")
     return tuple(notes)
+
+
+def _offload_words(candidate: Candidate, prediction: Prediction, facts: Facts) -> str:
+    """What the optimizer offload gains and costs, beside the same plan without it."""
+    without = predict(facts, replace(candidate, parallel="none" if candidate.world == 1 else "zero2"))
+    freed = without.demand_bytes - prediction.demand_bytes
+    gain = f"frees {show_gib(freed)} a card" if freed > 0 else f"frees nothing on the card ({show_gib(-freed)} more)"
+    slower = prediction.step_s - without.step_s
+    return f"the optimizer offload {gain} and costs {show_seconds(max(slower, 0.0))} a step"
 
 
 def _proposals(candidate: Candidate, facts: Facts, request: Request, steps: schedule.Steps) -> tuple[str, ...]:

@@ -283,7 +283,7 @@ class DataFacts:
     lengths: tuple[int, ...]  # sorted ascending; a quantile sketch of at most 4096 values on large files
     p50_tokens: int
     p95_tokens: int
-    max_tokens: int
+    max_tokens: int  # the longest row: counted, or a widened estimate where there is no tokenizer
     mean_tokens: float
     mean_supervised_tokens: float
     max_supervised_tokens: int
@@ -296,6 +296,8 @@ class DataFacts:
     persona: str | None = None  # the name the answers teach, when they agree on one
     questions: tuple[tuple[str, str], ...] = ()  # (question, trained answer): one per language, about identity
     system_prompts: bool = False  # rows carry their own system prompt
+    bound_tokens: int = 0  # no row is longer for sure; above max_tokens where lengths are estimates, else 0
+    media_rows: int = 0  # rows with images, video or audio, whose tokens are not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,6 +307,7 @@ class Facts:
     machine: Machine
     model: ModelFacts
     data: DataFacts
+    cuts_rows: bool = False  # --truncation_strategy left or right: long rows are cut instead of dropped
 
 
 # -------------------------------------------------------------------------------------------------- candidate

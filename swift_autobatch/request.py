@@ -244,6 +244,15 @@ def _read_recipe(path: Sourced[str | None], locked: bool, env: Environment) -> R
     return read_recipe(Path(env.cwd, path.value), path.value)
 
 
+def _one_machine(settings: Mapping[str, Sourced[Value]]) -> None:
+    if settings.get("gpus") and settings.get("hardware"):
+        raise UsageError(
+            "--gpus and --hardware both name the machine to plan for",
+            where="--gpus",
+            hints=("drop --gpus", "drop --hardware"),
+        )
+
+
 def build_request(
     options: Mapping[str, Any],
     engine_argv: Sequence[str],
@@ -270,6 +279,8 @@ def build_request(
     pins = {name: found for name, found in sorted(settings.items()) if name not in OPTIONS and name not in SHARED}
     for name, pin in pins.items():
         engine_flags.check_files(name, pin.value, env.cwd, where=pin.source.removeprefix("flag "))
+    engine_flags.check_tuner(pins)
+    _one_machine(settings)
     default: Sourced[Any] = Sourced(value=None, source="default")
     model: Sourced[Any] = settings.get("model", default)
     datasets = settings.get("dataset", Sourced(value=(), source="default"))

@@ -142,7 +142,7 @@ RULES: tuple[Rule, ...] = (
         id="flash-not-installed",
         when=lambda c, f: _flash(c) and bool(f.machine.gpus) and _lacks(f, "flash-attn"),
         why="the flash-attn package is not installed",
-        fix="pip install 'swift-autobatch[flash]', or --attn_impl sdpa",
+        fix="pip install 'swift-autobatch[flash]', or drop what asks for it (--attn_impl, --packing, --strategy)",
         proof="transformers/modeling_utils.py:1580-1653 ImportError at model load",
     ),
     Rule(

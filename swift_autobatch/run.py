@@ -127,6 +127,8 @@ def _failure(
     last = steps[-1] if steps else None
     if last is not None and any(_not_finite(value) for value in (last.loss, last.grad_norm)):
         return f"the training diverged: loss {last.loss}, gradient norm {last.grad_norm} at step {last.step}"
+    if steps and all(step.loss == 0 and not step.grad_norm for step in steps):
+        return "nothing was learned: loss and gradient are exactly 0 at every logged step"
     return None
 
 

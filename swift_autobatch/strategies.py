@@ -96,7 +96,7 @@ def _strategy(path: Path, raw: Mapping[str, Any]) -> Strategy:
     )
 
 
-def find_strategy(name: str, table: tuple[Strategy, ...]) -> Strategy:
+def find_strategy(name: str, table: tuple[Strategy, ...], where: str = "--strategy") -> Strategy:
     """The strategy called ``name``.
 
     Raises:
@@ -109,7 +109,7 @@ def find_strategy(name: str, table: tuple[Strategy, ...]) -> Strategy:
     close = near(name, names)
     raise UsageError(
         f"no strategy is called {name!r}",
-        where="--strategy",
+        where=where,
         hints=(f"did you mean {' or '.join(close)}?",) if close else (f"there are: {', '.join(names)}",),
     )
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_autobatch.errors import NothingFitsError, UsageError
+from swift_autobatch.errors import InputError, NothingFitsError, UsageError
 from swift_autobatch.planner import make_plan
-from swift_autobatch.records import Plan
+from swift_autobatch.records import Plan, Problem
 from swift_autobatch.strategies import load_strategies
 
 TABLE = load_strategies()
@@ -183,3 +183,46 @@ def test_no_chosen_plan_is_above_its_budget(
         return
     assert decided.prediction.fits
     assert decided.candidate.effective_batch >= batch
+
+
+def test_the_gain_and_the_cost_of_an_offload_are_said(tmp_path: Path) -> None:
+    decided = plan(tmp_path, "1x3090", "meta-llama/Meta-Llama-3-8B", strategy="single-qlora-offload")
+    assert any("offload frees" in note and "a step" in note for note in decided.notes)
+
+
+def test_a_plan_that_drops_every_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="every row is longer") as caught:
+        plan(tmp_path, lengths=(3000,) * 40, pins={"max_length": "1024"})
+    assert any("--max_length 3072" in hint for hint in caught.value.hints)
+    with pytest.raises(InputError, match="the model can take"):
+        plan(tmp_path, "4xA100-80G", lengths=(40_000,) * 40)
+
+
+def test_rows_without_a_tokenizer_are_cut_at_their_bound_and_costed_at_their_estimate(tmp_path: Path) -> None:
+    decided = plan(tmp_path, lengths=(500,) * 40, facts={"exact": False, "tokenizer": "assumed", "bound_tokens": 1600})
+    assert decided.candidate.max_length == 1792
+    assert decided.candidate.max_tokens == 500
+
+
+def test_a_cpu_strategy_is_not_for_cards(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="without an accelerator"):
+        plan(tmp_path, "4xA100-80G", strategy="cpu-ddp")
+
+
+def test_several_cards_can_pack_where_flash_attention_is_installed(tmp_path: Path) -> None:
+    facts = builders.facts(tmp_path, "4xA100-80G", lengths=SHORT)
+    software = replace(facts.machine.software, versions={**facts.machine.software.versions, "flash-attn": "2.8.3"})
+    ready = replace(facts, machine=replace(facts.machine, software=software))
+    decided = make_plan(builders.request(strategy="packing"), ready, TABLE, "/project", "/home/user")
+    assert decided.candidate.packing
+    assert decided.candidate.world == 4
+    assert args(decided)["attn_impl"] == "flash_attention_2"
+    with pytest.raises(UsageError, match="flash-attn package is not installed"):
+        make_plan(builders.request(strategy="packing"), facts, TABLE, "/project", "/home/user")
+
+
+def test_rows_that_teach_nothing_and_images_are_said(tmp_path: Path) -> None:
+    empty = Problem(code="empty-answer", file="/project/rows.jsonl", line=7, text="", drops_row=False)
+    decided = plan(tmp_path, facts={"problems": (empty,), "media_rows": 3})
+    assert any("rows.jsonl:7" in note for note in decided.notes)
+    assert any("images" in note and "text model" in note for note in decided.notes)

@@ -282,3 +282,31 @@ def test_read_environment_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert env.state_dir == str(tmp_path / "state" / "autoswift")
     assert env.home == str(tmp_path)
     assert Path(env.interpreter).exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--tuner_type", "foo"),
+        ("--learning_rate", "-1"),
+        ("--num_train_epochs", "0"),
+        ("--max_steps", "-3"),
+        ("--gpus", "1x4090", "--hardware", "machine.json"),
+        ("--hub_token", "secret"),
+    ],
+)
+def test_impossible_values_are_refused(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    from swift_autobatch.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *words])
+    assert ended.value.code == 2
+
+
+def test_python_takes_strings_only() -> None:
+    from swift_autobatch import plan
+    from swift_autobatch.errors import UsageError as Refused
+
+    for wrong in ({"dataset": 3}, {"gpus": ["1x4090"]}, {"model": 7}):
+        with pytest.raises(Refused):
+            plan(**wrong)  # type: ignore[arg-type]

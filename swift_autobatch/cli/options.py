@@ -38,7 +38,8 @@ PLANNING: tuple[tuple[str, str | None, str], ...] = (
 ENGINE_EPILOG = """Any flag of `swift sft` may be given in its own spelling (--max_length 2048, --lora_rank 64). It pins
 that decision: the planner plans around it and says so. Abbreviations are refused.
 
-Every option is also read from AUTOSWIFT_<NAME>, below flags: AUTOSWIFT_GLOBAL_BATCH=64, AUTOSWIFT_MAX_LENGTH=2048."""
+Options that shape a plan or a run are also read from AUTOSWIFT_<NAME>, below flags: AUTOSWIFT_GLOBAL_BATCH=64,
+AUTOSWIFT_MAX_LENGTH=2048."""
 
 _ENGINE_ROWS = [
     (

@@ -48,7 +48,7 @@ def show_one(name: str, as_json: bool) -> None:
     from swift_autobatch.request import read_environment
     from swift_autobatch.strategies import find_strategy
 
-    found = find_strategy(name, api.strategies(read_environment()))
+    found = find_strategy(name, api.strategies(read_environment()), where=name)
     if as_json:
         print_json(_as_json(found))
     else:

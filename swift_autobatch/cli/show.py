@@ -49,7 +49,7 @@ def _choice(decided: Plan, columns: int) -> list[str]:
     pairs = [
         ("model", f"{model.id} ({show_count(model.params_total)} parameters), {_tuning(decided)}"),
         ("machine", f"{decided.machine_class} ({facts.machine.source})"),
-        ("strategy", f"{candidate.strategy}: {' '.join(decided.because.split())}"),
+        ("strategy", f"{candidate.strategy}: {decided.strategy.summary if decided.strategy else decided.because}"),
         (
             "batch",
             f"{candidate.micro_batch} a device x {candidate.dp} rank{'s' * (candidate.dp > 1)} x "

@@ -49,6 +49,7 @@ class Conversation:
     tools: tuple[str, ...] = ()
     turns: tuple[Turn, ...]
     plain: bool  # text only; False when tools or media add tokens that are estimated, not counted
+    media: bool  # images, video or audio, whose tokens are not counted at all
 
 
 class RowError(Exception):
@@ -110,10 +111,11 @@ def conversation(row: Any, shape: Shape) -> Conversation:
     messages, plain = reader(row)
     if not messages:
         raise RowError("no-turns", "the row has neither a question nor an answer")
-    plain = plain and not row.get("tools") and not any(row.get(name) for name in MEDIA_COLUMNS)
+    media = any(bool(row.get(name)) for name in MEDIA_COLUMNS)
+    plain = plain and not row.get("tools") and not media
     turns = [_turn(message) for message in messages]
     system = turns.pop(0).content if turns[0].role == "system" else None
-    return Conversation(system=system, tools=_tools(row.get("tools")), turns=_merged(turns), plain=plain)
+    return Conversation(system=system, tools=_tools(row.get("tools")), turns=_merged(turns), plain=plain, media=media)
 
 
 # ----------------------------------------------------------------------------------------------- three readings

@@ -99,6 +99,7 @@ class _Reading:
         self._min_prompt: int | None = None
         self._profiled = 0
         self._plain = True
+        self._media = 0
         self._own_system = False
         self._rows = 0
         self._kept = 0
@@ -149,12 +150,13 @@ class _Reading:
 
     def _row(self, file: str, line: int, record: Any, talk: Conversation, count: Count) -> None:
         self._profiled += 1
-        self._lengths.add(count.tokens, count.bound)
+        self._lengths.add(count.tokens, count.planned, count.bound)
         self._supervised += count.supervised
-        self._max_supervised = max(self._max_supervised, count.supervised_bound)
+        self._max_supervised = max(self._max_supervised, count.supervised_planned)
         self._min_prompt = count.prompt if self._min_prompt is None else min(self._min_prompt, count.prompt)
-        self._dearest.add(file, line, count.bound, count.supervised_bound, record)
+        self._dearest.add(file, line, count.planned, count.supervised_planned, record)
         self._plain = self._plain and talk.plain
+        self._media += talk.media
         self._own_system = self._own_system or talk.system is not None
         for code, text in self._doubts(talk, count):
             self._problems.add(code, file, line, text, drops_row=False)
@@ -200,7 +202,9 @@ class _Reading:
             lengths=lengths.sketch(),
             p50_tokens=lengths.percentile(0.5),
             p95_tokens=lengths.percentile(0.95),
-            max_tokens=lengths.bound,
+            max_tokens=lengths.longest,
+            bound_tokens=lengths.bound if lengths.bound > lengths.longest else 0,
+            media_rows=self._media,
             mean_tokens=lengths.mean(),
             mean_supervised_tokens=self._supervised / self._profiled,
             max_supervised_tokens=self._max_supervised,

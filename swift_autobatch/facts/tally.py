@@ -20,10 +20,12 @@ class Lengths:
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
-        self.bound = 0  # the longest row for sure; above every length when lengths are estimates
+        self.longest = 0  # what to plan the longest row for; above every length when lengths are estimates
+        self.bound = 0  # the longest row for sure
 
-    def add(self, tokens: int, bound: int) -> None:
+    def add(self, tokens: int, planned: int, bound: int) -> None:
         self.counts[tokens] += 1
+        self.longest = max(self.longest, planned)
         self.bound = max(self.bound, bound)
 
     def at(self, ranks: list[int]) -> list[int]:
@@ -47,7 +49,7 @@ class Lengths:
         """Every length in order, or ``SKETCH`` evenly spaced ones; the last is always the longest."""
         rows = self.counts.total()
         ranks = list(range(rows)) if rows <= SKETCH else [(i + 1) * rows // SKETCH - 1 for i in range(SKETCH)]
-        return (*self.at(ranks)[:-1], self.bound)
+        return (*self.at(ranks)[:-1], self.longest)
 
 
 class Dearest:

@@ -7,6 +7,7 @@ one byte) and bytes / 4 estimates it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
@@ -21,20 +22,24 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BYTES_PER_TOKEN = 4  # estimate for mixed text in a 100 k vocabulary (design: "bytes / 4")
+# The longest row is planned for at this many times its estimate: prose takes a token every 4.3-5.5 bytes, code one
+# every 3. Its bytes would be a bound (4 times the estimate) that text never comes near; max_length keeps to the bound.
+WIDENED = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """Tokens of one row: the best estimate and an upper bound, equal when the count is exact.
+    """Tokens of one row: the best estimate, what to plan for, and an upper bound; all equal when the count is exact.
 
     ``prompt`` is how many tokens stand before the first label; 0 when they were not counted.
     """
 
     tokens: int
     prompt: int
+    planned: int
     bound: int
     supervised: int
-    supervised_bound: int
+    supervised_planned: int
 
 
 class Counter(Protocol):
@@ -86,10 +91,15 @@ class Assumed:
         return Count(
             tokens=-(-total // BYTES_PER_TOKEN),
             prompt=0,
+            planned=_widened(total),
             bound=total,
             supervised=-(-learned // BYTES_PER_TOKEN),
-            supervised_bound=learned,
+            supervised_planned=_widened(learned),
         )
+
+
+def _widened(size_bytes: int) -> int:
+    return min(size_bytes, math.ceil(size_bytes / BYTES_PER_TOKEN * WIDENED))
 
 
 class Counted:
@@ -116,7 +126,16 @@ class Counted:
             total = sum(len(run) for run, _ in runs)
             learned = _supervised(runs, [token for part in self._end_ids for token in part])
             prompt = sum(len(run) for run, _ in takewhile(lambda run: not run[1], runs))
-            counts.append(Count(tokens=total, prompt=prompt, bound=total, supervised=learned, supervised_bound=learned))
+            counts.append(
+                Count(
+                    tokens=total,
+                    prompt=prompt,
+                    planned=total,
+                    bound=total,
+                    supervised=learned,
+                    supervised_planned=learned,
+                )
+            )
         return counts
 
     def _ids(self, texts: list[str]) -> list[list[int]]:

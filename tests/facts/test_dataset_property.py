@@ -138,7 +138,7 @@ def test_two_spellings_of_one_conversation_have_one_length(
 def test_histogram_percentiles_are_those_of_the_sorted_list(values: list[int], share: float) -> None:
     lengths = Lengths()
     for value in values:
-        lengths.add(value, value)
+        lengths.add(value, value, value)
     at = lengths.percentile(share)
     assert sum(value <= at for value in values) >= share * len(values)
     assert sum(value < at for value in values) < share * len(values)
