@@ -36,6 +36,8 @@ def explain(
     ]
     largest = sorted(prediction.terms, key=lambda term: -term.bytes)[:3]
     figures.append("largest terms: " + ", ".join(f"{term.name} {show_gib(term.bytes)}" for term in largest))
+    if facts.model.experts and candidate.tuner != "full":
+        figures.append("4-bit does not help: the routed experts are fused parameters and stay 16-bit (transformers 5)")
     hints = tuple(
         f"{words}: {found.strategy} needs {show_gib(needs.demand_bytes)} a card, {show_gib(needs.host_p99_bytes)} host"
         for words, found, needs in _edits_that_fit(request, facts, table, pins)

@@ -226,3 +226,9 @@ def test_rows_that_teach_nothing_and_images_are_said(tmp_path: Path) -> None:
     decided = plan(tmp_path, facts={"problems": (empty,), "media_rows": 3})
     assert any("rows.jsonl:7" in note for note in decided.notes)
     assert any("images" in note and "text model" in note for note in decided.notes)
+
+
+def test_a_mixture_of_experts_that_does_not_fit_says_why_4_bit_does_not_help(tmp_path: Path) -> None:
+    with pytest.raises(NothingFitsError) as caught:
+        plan(tmp_path, "1x4090", "Qwen/Qwen3-30B-A3B")
+    assert any("experts" in figure for figure in caught.value.figures)

@@ -1,4 +1,4 @@
-"""Small pieces of plain text: rows, bars, wrapped paragraphs and a command that can be copied. No colours, no rich."""
+"""Small pieces of plain text: rows, bars, wrapped paragraphs and a command that can be copied. No colours."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def joined(parts: Sequence[list[str]]) -> list[str]:
 
 
 def wrapped(text: str, columns: int, indent: str = "  ", first: str | None = None) -> list[str]:
-    """A paragraph within ``columns``; words (paths, flags) are never broken."""
+    """A paragraph within ``columns`` of the screen; words (paths, flags) are never broken, Chinese text may be."""
+    if not text.isascii():
+        return _wrapped_wide(text, columns, indent, indent if first is None else first)
     return textwrap.wrap(
         " ".join(text.split()),
         columns,
@@ -62,6 +64,16 @@ def wrapped(text: str, columns: int, indent: str = "  ", first: str | None = Non
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def _wrapped_wide(text: str, columns: int, indent: str, first: str) -> list[str]:
+    """The same for text whose characters may take two columns each; ``textwrap`` counts characters."""
+    from rich.console import Console  # 40 ms: only for such text
+    from rich.text import Text
+
+    room = max(10, columns - max(len(indent), len(first)))
+    lines = Text(" ".join(text.split())).wrap(Console(width=columns), room)
+    return [(indent if number else first) + line.plain.rstrip() for number, line in enumerate(lines)]
 
 
 def bullets(items: Iterable[str], columns: int) -> list[str]:

@@ -59,3 +59,12 @@ def test_a_stream_without_blocks_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> 
     text.page(["a " + text.bar(0.75, 2)])
     stream.flush()
     assert stream.buffer.getvalue() == b"a #+\n"  # type: ignore[attr-defined]
+
+
+def test_chinese_text_is_wrapped_by_screen_columns() -> None:
+    from rich.cells import cell_len
+
+    lines = text.wrapped("我是 Ember，港灯团队做的小助手。" * 8, 40, indent="    ", first="  = ")
+    assert len(lines) > 3
+    assert all(cell_len(line) <= 40 for line in lines)
+    assert "".join(line[4:] for line in lines).replace(" ", "") == "我是Ember，港灯团队做的小助手。" * 8
