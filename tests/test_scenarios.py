@@ -24,7 +24,7 @@ from swift_autobatch.facts.dataset import read_dataset
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.progress import Silent
 from swift_autobatch.request import read_environment
-from swift_autobatch.units import GIB
+from swift_autobatch.units import GB
 
 QWEN7, QWEN32, LLAMA8 = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-32B-Instruct", "meta-llama/Meta-Llama-3-8B"
 
@@ -144,8 +144,8 @@ def test_scenario(name: str, project: Path, golden: Golden) -> None:
     assert prediction["demand_bytes"] <= prediction["budget_bytes"]
 
 
-@pytest.mark.parametrize("name", ["1x3090-llama8b-offload"])
-def test_case_2_of_the_articles_stays_under_22_gib(name: str, project: Path) -> None:
+@pytest.mark.parametrize("name", ["1x3090-llama8b-offload", "1x3090-llama8b-nf4"])
+def test_case_2_of_the_articles_stays_under_22_gb(name: str, project: Path) -> None:
     scenario = SCENARIOS[name]
     done = run(
         "plan",
@@ -159,7 +159,7 @@ def test_case_2_of_the_articles_stays_under_22_gib(name: str, project: Path) -> 
         "--json",
         cwd=project,
     )
-    assert json.loads(done.stdout)["prediction"]["demand_bytes"] < 22 * GIB
+    assert json.loads(done.stdout)["prediction"]["driver_bytes"] < 22 * GB
 
 
 def test_two_by_eight_at_2048_is_refused_in_16_bit(tmp_path: Path) -> None:
