@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_autobatch import ask, committed, gate, receipt, render, run
-from swift_autobatch.errors import GateError, MachineError
+from swift_autobatch.errors import GateError, MachineError, TrainingError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.cards import assumed_machine
 from swift_autobatch.facts.dataset import read_dataset
@@ -152,13 +152,25 @@ def sft(request: Request, env: Environment, progress: Progress | None = None) ->
     except Exception as error:
         receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None, failure=error)
         raise
-    if request.ask and decided.facts.data.questions and done.checkpoint:
-        progress.stage("asking the trained model who it is")
-        answers = ask.ask(done, decided, decided.facts.data.questions, env, progress=progress)
-        done = replace(done, answers=answers)
-    kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=done)
+    try:
+        done = _asked(done, decided, request, env, progress)
+    finally:  # the training is complete whatever becomes of the questions
+        kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=done)
     committed.save(decided, asked, env, progress, (done.measured, "training"))
     return SftOutcome(plan=decided, verdict=verdict, run=done, folder=folder, receipt=kept)
+
+
+def _asked(done: Run, decided: Plan, request: Request, env: Environment, progress: Progress) -> Run:
+    """The run with the trained model's answers about itself; a model that cannot be asked is a warning."""
+    questions = decided.facts.data.questions
+    if not (request.ask and questions and done.checkpoint):
+        return done
+    progress.stage("asking the trained model who it is")
+    try:
+        return replace(done, answers=ask.ask(done, decided, questions, env, progress=progress))
+    except TrainingError as error:
+        progress.stage(f"warning: {error.what} ({error.where}); the training itself is complete")
+        return done
 
 
 def gate_error(verdict: Verdict) -> GateError:

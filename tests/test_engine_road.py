@@ -115,3 +115,16 @@ def _refused(done: public_command.Done, code: str) -> None:
 
 def _rows(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_questions_that_fail_leave_the_training_done(tmp_path: Path) -> None:
+    """A plugin that stops ``swift infer``: the model cannot be asked, the training and its receipt stand."""
+    (tmp_path / "only_sft.py").write_text(
+        "import sys\nif any(word.endswith('infer.py') for word in sys.argv):\n    raise SystemExit('no infer here')\n"
+    )
+    done = public_command.run(
+        tmp_path, "sft", "--skip-dry-run", "--max_steps", "2", "--external_plugins", "only_sft.py"
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "gave 0 of 2 answers" in done.stderr
+    assert (done.run_folder() / "autoswift" / "receipt.json").is_file()
