@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine must not decide: no deadlines, and slow generation is no failure.
+settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 _LAUNCHER_VARIABLES = ("NPROC_PER_NODE", "MASTER_PORT", "NNODES", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")
 
