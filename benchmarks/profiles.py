@@ -77,7 +77,6 @@ def _by_tool(case: Case) -> dict[str, Any]:
             "trainable_bytes": 2,
             "adapters_autocast": False,
             "masters": False,
-            "flat_fsdp": True,
             "never_resharded": case["tuner"] != "full",
             "source": "litgpt finetune/lora.py: precision bf16-true, chunked_cross_entropy on 16-bit logits",
         }
@@ -100,7 +99,6 @@ def _by_tool(case: Case) -> dict[str, Any]:
             "loss": "shifted_fp32",
             "trainable_bytes": 2,
             "adapters_autocast": False,
-            "flat_fsdp": True,
             "source": "AnswerDotAI train.py: bf16 throughout, FSDP1; transformers 4.38 shifts fp32 logits",
         }
     if tool in ("llamafactory", "deepspeed"):
@@ -149,7 +147,6 @@ def _fms(case: Case) -> dict[str, Any]:
         "loss": "shifted_fp32",
         "trainable_bytes": 2 if pure or (case["tuner"] == "full" and not spread) else 4,
         "adapters_autocast": not pure,
-        "flat_fsdp": True,
         "layers_fp32": spread and not pure and case["tuner"] != "full",
         "source": "transformers 4.4x Trainer; accelerate upcasts what FSDP1 trains to fp32; fms-acceleration plugins",
     }

@@ -5,7 +5,6 @@ request -> facts -> plan -> artefacts -> gate -> run -> receipt
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -114,7 +113,8 @@ def render_files(
 ) -> tuple[Path, ...]:
     """Plans and writes the files of the run into ``folder/autoswift``; starts nothing."""
     asked, decided = _decide(request, env, progress or Silent())
-    written = render.write(_files(decided, asked), folder / "autoswift", force=force)
+    files = _files(decided, asked, render.render(decided))
+    written = render.write(files, folder / "autoswift", force=force)
     return (*written, *committed.save(decided, asked, env, progress or Silent()))
 
 
@@ -285,17 +285,19 @@ def _prepare(decided: Plan, request: Request, env: Environment) -> tuple[Path, A
         if not folder.exists():
             break
         folder = base / f"{stem}-{count}"
-    render.write(_files(decided, request), folder / "autoswift")
-    return folder, render.render(decided)
+    artefacts = render.render(decided)
+    render.write(_files(decided, request, artefacts), folder / "autoswift")
+    return folder, artefacts
 
 
-def _files(decided: Plan, asked: Request) -> Mapping[str, str]:
+def _files(decided: Plan, asked: Request, artefacts: Artefacts) -> Mapping[str, str]:
+    """The rendered files, and beside them the facts and the recipe that they came from."""
     data = {"schema": "autoswift.data/1", **render.facts_json(decided.facts)["data"]}
     return {
-        **render.render(decided).files,
+        **artefacts.files,
         "machine.json": render.to_json(machine_json(decided.facts.machine)),
         "recipe.yaml": render.recipe_yaml(decided, asked, name="recipe.yaml"),
-        "data.json": render.to_json(json.loads(json.dumps(data))),
+        "data.json": render.to_json(data),
     }
 
 

@@ -167,7 +167,6 @@ class LogFacts:
     filtered: tuple[int, int] | None  # (rows before, rows after) the engine's own filter
     killed_by: int | None  # signal that torchrun saw kill a worker
     argument_error: str | None  # what argparse, or the engine's own check of flags, said
-    no_samples: bool
     tail: tuple[str, ...]  # last lines, progress bars left out
 
 
@@ -215,7 +214,6 @@ def scan(text: str) -> LogFacts:
         filtered=filtered,
         killed_by=killed,
         argument_error=first.get("argument"),
-        no_samples="not a single sample in your epoch_iterator" in text,
         tail=tuple(line for line in lines if line.strip() and not re.search(r"\d+%\|", line))[-12:],
     )
 

@@ -18,6 +18,7 @@ _DEEPSPEED_PRESETS = {
     "zero2_offload": "zero2_offload",
     "zero3_offload": "zero3_offload",
 }
+_STAGES = (0, 1, 2, 3)
 _ATTENTION = {"flash_attn": "flash_attention_2"}
 
 
@@ -158,6 +159,12 @@ def _deepspeed_parallel(request: Request, cwd: Path) -> str:
             hints=('add "zero_optimization": {"stage": 2}',),
         )
     stage = zero.get("stage", 0)
+    if type(stage) is not int or stage not in _STAGES:
+        raise InputError(
+            f"zero_optimization.stage is {json.dumps(stage)}; DeepSpeed has 0, 1, 2 and 3",
+            where="--deepspeed",
+            hints=('write "stage": 2 (or 3 to shard the weights as well)',),
+        )
     offload = any(
         isinstance(zero.get(key), dict) and zero[key].get("device", "none") != "none"
         for key in ("offload_optimizer", "offload_param")

@@ -232,3 +232,10 @@ def test_a_mixture_of_experts_that_does_not_fit_says_why_4_bit_does_not_help(tmp
     with pytest.raises(NothingFitsError) as caught:
         plan(tmp_path, "1x4090", "Qwen/Qwen3-30B-A3B")
     assert any("experts" in figure for figure in caught.value.figures)
+
+
+@pytest.mark.parametrize("stage", ['"three"', "7", "true", "null", "[2]", "2.0"])
+def test_a_deepspeed_config_of_no_stage_is_one_error(tmp_path: Path, stage: str) -> None:
+    with pytest.raises(InputError, match="DeepSpeed has 0, 1, 2 and 3") as caught:
+        plan(tmp_path, pins={"deepspeed": f'{{"zero_optimization": {{"stage": {stage}}}}}'})
+    assert caught.value.where == "--deepspeed"

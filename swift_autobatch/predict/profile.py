@@ -27,7 +27,6 @@ class Engine:
     trainable_bytes: int | None = None
     adapters_autocast: bool | None = None
     masters: bool | None = None  # fp32 masters in the optimizer; None: DeepSpeed's rule
-    flat_fsdp: bool = False  # FSDP1: flat parameters, reduced in their own type
     step_in_backward: bool = False  # the optimizer runs a parameter at a time, gradients never pile up
     kbit_fp32_stream: bool = False  # prepare_model_for_kbit_training: norms, embedding and the hidden state in fp32
     layer_kernels: bool = False  # fused RMSNorm, RoPE, SwiGLU: their inputs only are kept
