@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -417,6 +418,81 @@ class Effective:
     precision: str  # bf16 | fp16-amp | fp32
     optimizer: str  # fused-adamw | deepspeed-cpu-adam | ...
     notes: tuple[str, ...] = ()
+
+
+# -------------------------------------------------------------------------------------------------- footprint
+
+# What a size may grow with: b rows of a micro batch, s tokens of a row (all rows equal), bs = b s and so on,
+# k rows that reach the vocabulary projection in one micro batch (of all its rows together).
+MONOMIALS = ("1", "b", "s", "bs", "ss", "bss", "k")
+Polynomial = tuple[int, ...]  # bytes per monomial, in the order of MONOMIALS
+StorageKind = Literal["weights", "adapters", "gradients", "optimizer", "passing", "logits"]
+STORAGE_KINDS: tuple[StorageKind, ...] = ("weights", "adapters", "gradients", "optimizer", "passing", "logits")
+
+
+def bytes_at(size: Polynomial, *, b: int, s: int, k: int) -> int:
+    """A size in bytes for ``b`` rows of ``s`` tokens of which ``k``, over all rows, reach the projection."""
+    return sum(map(operator.mul, size, (1, b, s, b * s, s * s, b * s * s, k)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FootprintKey:
+    """Which variant of a model's training was traced: everything that changes what is allocated but b, s and k.
+
+    ``loss``, ``attention`` and ``optimizer`` have the values of :class:`Effective`.
+    """
+
+    tuner: Literal["lora", "full"]
+    quant: Quant
+    checkpointing: bool
+    loss: str
+    attention: str
+    dtype: Dtype  # of the frozen weights and of the products
+    optimizer: str
+    accumulates: bool  # more than one micro batch an optimizer step
+    lora_rank: int  # 0 in full tuning
+    dropout: bool  # adapters drop a part of their input
+    masked: bool = False  # rows of unequal length: a padding mask reaches attention
+    deepspeed: bool = False  # adapters in 16 bits and no autocast, as DeepSpeed's engine runs them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """What one traced run allocates and frees, in order; the same for every b, s and k but for the sizes.
+
+    ``storages`` are (index into ``sizes``, kind) in order of allocation. An event v >= 0 allocates storage v, v < 0
+    frees storage ~v. ``marks`` are (event index, phase, place): from that event on the run is there.
+    """
+
+    sizes: tuple[Polynomial, ...]
+    storages: tuple[tuple[int, StorageKind], ...]
+    events: tuple[int, ...]
+    marks: tuple[tuple[int, Phase, str], ...]
+    notes: tuple[str, ...] = ()  # what the trace could not model, in sentences
+    versions: Mapping[str, str] = field(default_factory=dict)  # of torch, transformers, peft, ms-swift
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instant:
+    """One candidate for the peak of a phase: what is alive beside weights and adapters; bytes on an unsharded device."""
+
+    phase: Phase
+    place: str
+    gradients_bytes: int
+    optimizer_bytes: int
+    passing: Polynomial  # activations, logits, temporaries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """The memory of one variant of one model. ``instants`` holds, per phase, those that no other one exceeds in
+    every part; the allocated peak is the largest of them at (b, s, k), weights and adapters added."""
+
+    key: FootprintKey
+    weights_bytes: int
+    adapters_bytes: int
+    instants: tuple[Instant, ...]
+    stream: Stream
 
 
 # ------------------------------------------------------------------------------------------------- prediction
