@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -273,12 +273,17 @@ class Coefficient:
 
 
 @cache
-def coefficients() -> Mapping[str, Coefficient]:
-    """data/coefficients.yaml: the only real-valued constants of the predictor."""
-    raw = yaml.load((DATA / "coefficients.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-    return MappingProxyType({name: Coefficient(**row) for name, row in raw["coefficients"].items()})
+def coefficients(table: Literal["coefficients", "speed"] = "coefficients") -> Mapping[str, Coefficient]:
+    """data/<table>.yaml: the only real-valued constants of the memory prediction, or of the step time.
 
-
-def coefficient(name: str) -> float:
-    """The value of one constant by name."""
-    return coefficients()[name].value
+    Raises:
+        InputError: a key that the table does not know, or a constant without unit or source.
+    """
+    path = DATA / f"{table}.yaml"
+    raw = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    found: dict[str, Coefficient] = {}
+    for name, row in raw["coefficients"].items():
+        if set(row) != {"value", "unit", "source"}:
+            raise InputError(f"{name} must have value, unit and source, nothing else", where=str(path))
+        found[name] = Coefficient(**row)
+    return MappingProxyType(found)

@@ -30,7 +30,7 @@ def predict(
     Args:
         facts: machine, model and data.
         candidate: every knob fixed.
-        calibration: coefficients of data/coefficients.yaml that this machine has measured, by name.
+        calibration: coefficients of data/coefficients.yaml and speed.yaml that this machine has measured, by name.
         engine: facts on another engine than the one that autoswift runs, for published figures.
 
     Returns:

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from swift_autobatch import tables
 from swift_autobatch.errors import InputError
 from swift_autobatch.predict.profile import SWIFT, Engine
+from swift_autobatch.predict.rates import Rates, rates
 from swift_autobatch.records import DTYPE_BYTES, Candidate, DataFacts, Effective, Facts, ModelFacts, replace
 from swift_autobatch.tables import near
 
@@ -34,36 +35,32 @@ class Constants:
     cpu_heap_passing: float
     gpu_process_gib: float
     worker_gib: float
-    mfu_dense: float
-    mfu_half_tokens: float
-    traffic_efficiency: float
-    op_s: float
-    cpu_op_s: float
-    link_efficiency: float
-    overlap: float
-    host_adam_efficiency: float
-    cpu_gemm_efficiency: float
 
 
 @cache
 def _defaults() -> Constants:
-    return Constants(**{field.name: tables.coefficient(field.name) for field in fields(Constants)})
+    return Constants(**{field.name: tables.coefficients()[field.name].value for field in fields(Constants)})
 
 
 def constants(calibration: Mapping[str, float] | None) -> Constants:
-    """The coefficients, those that this machine has measured replaced by name.
-
-    Raises:
-        InputError: ``calibration`` names a coefficient that does not exist.
-    """
+    """The coefficients of memory, those that this machine has measured replaced by name."""
     if not calibration:
         return _defaults()
-    known = {field.name: getattr(_defaults(), field.name) for field in fields(Constants)}
-    unknown = sorted(set(calibration) - set(known))
+    own = {field.name: calibration.get(field.name, getattr(_defaults(), field.name)) for field in fields(Constants)}
+    return Constants(**own)
+
+
+def check_calibration(calibration: Mapping[str, float] | None) -> None:
+    """Refuses measured coefficients that the predictor does not have.
+
+    Raises:
+        InputError: ``calibration`` names a coefficient of neither data/coefficients.yaml nor data/speed.yaml.
+    """
+    known = {*tables.coefficients(), *tables.coefficients("speed")}
+    unknown = sorted(set(calibration or ()) - known)
     if unknown:
-        hints = tuple(f"did you mean {name}?" for name in near(unknown[0], list(known)))
+        hints = tuple(f"did you mean {name}?" for name in near(unknown[0], sorted(known)))
         raise InputError(f"unknown coefficient {unknown[0]!r}", where="calibration", hints=hints)
-    return Constants(**{**known, **calibration})
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +172,7 @@ class Job:
     effective: Effective
     shape: Shape
     constants: Constants
+    rates: Rates
     row_tokens: int  # of the longest row (a packed row is full)
     tokens: int  # T: of the costliest micro batch, on one rank
     kept_rows: int  # rows of that micro batch which reach the vocabulary projection
@@ -194,7 +192,12 @@ def job(
     calibration: Mapping[str, float] | None,
     engine: Engine = SWIFT,
 ) -> Job:
-    """Derives what every term needs from the records."""
+    """Derives what every term needs from the records.
+
+    Raises:
+        InputError: ``calibration`` names an unknown coefficient.
+    """
+    check_calibration(calibration)
     effective = _as_engine_does(effective, engine)
     counts = shape(facts.model)
     row = candidate.max_length if candidate.packing else min(candidate.max_tokens, candidate.max_length)
@@ -209,6 +212,7 @@ def job(
         effective=effective,
         shape=counts,
         constants=constants(calibration),
+        rates=rates(calibration),
         row_tokens=row,
         tokens=tokens,
         kept_rows=min(tokens, _kept(candidate, effective, facts.data, row, tokens)),

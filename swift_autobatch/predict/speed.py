@@ -72,13 +72,13 @@ def _device(job: Job) -> tuple[float, float]:
     if job.candidate.device == "cpu":
         ranks = job.candidate.world
         slow = 0.5 if precision == "bf16" else 1.0  # no bf16 units assumed: products are converted
-        rate = machine.host.gflops * 1e9 * job.constants.cpu_gemm_efficiency * slow / ranks
-        return rate, machine.host.memory_gb_s * GB * job.constants.traffic_efficiency / ranks
+        rate = machine.host.gflops * 1e9 * job.rates.cpu_gemm_efficiency * slow / ranks
+        return rate, machine.host.memory_gb_s * GB * job.rates.traffic_efficiency / ranks
     rate = min(gpu.tflops_16bit or UNKNOWN_TFLOPS for gpu in machine.gpus) * 1e12
     bandwidth = min(gpu.bandwidth_gb_s or UNKNOWN_GB_S for gpu in machine.gpus) * GB
     if precision == "bf16" and not all(gpu.bf16_native for gpu in machine.gpus):
         rate /= 8  # emulated through fp32 on chips without bf16
-    return rate, bandwidth * job.constants.traffic_efficiency
+    return rate, bandwidth * job.rates.traffic_efficiency
 
 
 UNKNOWN_TFLOPS = 100.0
@@ -160,7 +160,7 @@ def passes(job: Job) -> tuple[float, float]:
 
 def _compute_s(job: Job, tokens: float, padded: float, rate: float) -> float:
     """Seconds of matrix products of one micro batch, attention scores included."""
-    candidate, shape, constants = job.candidate, job.shape, job.constants
+    candidate, shape, rates = job.candidate, job.shape, job.rates
     layer_passes, head_passes = passes(job)
     split = candidate.tp * candidate.pp
     kept = tokens * job.kept_rows / max(1, job.tokens)
@@ -173,7 +173,7 @@ def _compute_s(job: Job, tokens: float, padded: float, rate: float) -> float:
     flops += 4 * causal * shape.layers * shape.q * tokens * padded * score_passes / split
     if candidate.device == "cpu":
         return flops / rate
-    reached = constants.mfu_dense * tokens / (tokens + constants.mfu_half_tokens)
+    reached = rates.mfu_dense * tokens / (tokens + rates.mfu_half_tokens)
     return flops / (rate * reached)
 
 
@@ -198,7 +198,7 @@ def _launch_s(job: Job) -> float:
         per_layer += 20
     again = 1.0 if candidate.gradient_checkpointing else 0.0
     operations = (job.shape.layers / candidate.pp * per_layer + 60) * (1 + again + _BACKWARD_OPS)
-    return operations * (job.constants.cpu_op_s if candidate.device == "cpu" else job.constants.op_s)
+    return operations * (job.rates.cpu_op_s if candidate.device == "cpu" else job.rates.op_s)
 
 
 def _dequantise_s(job: Job, bandwidth: float) -> float:
@@ -217,7 +217,7 @@ def _collectives_s(job: Job, micros: int, busy: float) -> float:
     DeepSpeed's own boundary) and gather updated weights; ZeRO-3 and FSDP2 gather the weights for forward, recompute
     and backward of every micro batch. Sequence and tensor parallel exchange activations in every layer.
     """
-    candidate, shape, constants = job.candidate, job.shape, job.constants
+    candidate, shape, rates = job.candidate, job.shape, job.rates
     ranks, link = candidate.world, job.facts.machine.link_gb_s
     if ranks == 1:
         return 0.0
@@ -226,7 +226,7 @@ def _collectives_s(job: Job, micros: int, busy: float) -> float:
     ring = (n - 1) / n
     gradients = states.split(job, job.trainable) * job.grad_bytes_each
     weights = shape.total * (2 if job.weight_bytes_each == 2 or job.candidate.uses_fsdp else 4)
-    hidden = 1.0 - constants.overlap
+    hidden = 1.0 - rates.overlap
     seconds = 0.0
     if candidate.parallel in ("ddp", "zero0"):
         seconds += 2 * ring * gradients / rate * hidden
@@ -252,7 +252,7 @@ def _link_rate(job: Job, link_gb_s: float | None) -> float:
     if job.candidate.device == "cpu":
         return job.facts.machine.host.memory_gb_s * GB / (4 * job.candidate.world)  # gloo: copies through sockets
     crossings = 2 if job.facts.machine.links == "nop2p" else 1  # without P2P every byte goes through host memory
-    return (link_gb_s or UNKNOWN_LINK_GB_S) * GB * job.constants.link_efficiency / crossings
+    return (link_gb_s or UNKNOWN_LINK_GB_S) * GB * job.rates.link_efficiency / crossings
 
 
 UNKNOWN_LINK_GB_S = 8.0
@@ -263,18 +263,16 @@ def _offload_s(job: Job, micros: int) -> float:
     candidate, shape = job.candidate, job.shape
     if not candidate.offload:
         return 0.0
-    host = job.facts.machine.host.memory_gb_s * GB * job.constants.host_adam_efficiency
+    host = job.facts.machine.host.memory_gb_s * GB * job.rates.host_adam_efficiency
     trained = states.split(job, job.trainable)
     adam = trained * 28 / host  # read master, two states, gradient; write master, two states and the 16-bit weight
     if candidate.device == "cpu":
         return adam
-    pcie = (
-        min(gpu.pcie_gb_s or UNKNOWN_PCIE_GB_S for gpu in job.facts.machine.gpus) * GB * job.constants.link_efficiency
-    )
+    pcie = min(gpu.pcie_gb_s or UNKNOWN_PCIE_GB_S for gpu in job.facts.machine.gpus) * GB * job.rates.link_efficiency
     down = micros * trained / job.shards * job.grad_bytes_each / pcie
     up = trained / job.shards * 2 / pcie
     if candidate.zero_stage == 3 or candidate.uses_fsdp:
-        hidden = 1.0 - job.constants.overlap
+        hidden = 1.0 - job.rates.overlap
         up = micros * 2 * shape.total / job.shards * job.weight_bytes_each / pcie * hidden
     return adam + down + up
 
