@@ -271,6 +271,7 @@ class Problem:
     line: int
     text: str
     drops_row: bool
+    stops: bool = False  # the engine's loader fails on the whole file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

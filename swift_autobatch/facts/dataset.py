@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_autobatch.errors import InputError
+from swift_autobatch.facts.codes import fix_for
 from swift_autobatch.facts.cognition import Cognition
 from swift_autobatch.facts.conversation import (
     MESSAGE_COLUMNS,
@@ -21,15 +22,17 @@ from swift_autobatch.facts.conversation import (
     shape_of,
 )
 from swift_autobatch.facts.embedded import default_dataset
+from swift_autobatch.facts.lines import Fault
 from swift_autobatch.facts.rows import read_rows
 from swift_autobatch.facts.spelling import Source, resolve
 from swift_autobatch.facts.tally import Dearest, Lengths, Problems
 from swift_autobatch.facts.templates import render
 from swift_autobatch.facts.tokens import Count, Counter, counter_for
 from swift_autobatch.progress import Progress
-from swift_autobatch.records import DataFacts, Environment, ModelFacts
+from swift_autobatch.records import DataFacts, Environment, ModelFacts, Problem
 from swift_autobatch.tables import near
 
+_NAMED = 8  # places named in one refusal
 _BATCH = 512  # rows tokenized together; also the rows whose columns decide how a file is read
 
 
@@ -108,14 +111,16 @@ class _Reading:
         rows = read_rows(source.path, self._hash.update)
         shape: Shape | None = None
         seen = kept = 0
-        while batch := list(islice(rows, _BATCH)):
-            if shape is None:
+        while found := list(islice(rows, _BATCH)):
+            batch = [(line, row) for line, row in found if not isinstance(row, Fault)]
+            lost = self._faults(str(source.path), found)
+            if shape is None and batch:
                 shape = _shape(source.path, batch)
                 self._clash(str(source.path), batch[0][0], shape)
-            kept += self._batch(str(source.path), batch, shape)
-            seen += len(batch)
+            kept += self._batch(str(source.path), batch, shape) if shape else 0
+            seen += len(batch) + lost
             self._progress.update(f"reading {source.path.name}: {seen} rows")
-        if not seen:
+        if not seen and not self._problems.stopping():
             raise _no_rows(source.path)
         if source.sample is not None:
             drawn = f"trains {source.sample} rows drawn from {seen}; lengths describe all of them"
@@ -123,6 +128,13 @@ class _Reading:
             seen, kept = source.sample, round(source.sample * kept / seen)
         self._rows += seen
         self._kept += kept
+
+    def _faults(self, file: str, found: list[tuple[int, Any]]) -> int:
+        """Notes what is wrong with the file itself. Returns how many rows could not be read for it."""
+        faults = [(line, fault) for line, fault in found if isinstance(fault, Fault)]
+        for line, fault in faults:
+            self._problems.add(fault.code, file, line, fault.text, drops_row=fault.loses)
+        return sum(fault.loses for _, fault in faults)
 
     def _clash(self, file: str, line: int, shape: Shape) -> None:
         if shape.clash:
@@ -185,6 +197,8 @@ class _Reading:
             InputError: not one row is left.
         """
         problems = self._problems.all()
+        if stopping := self._problems.stopping():
+            raise _unloadable(stopping)
         if not self._profiled or not self._kept:
             first = next(problem for problem in problems if problem.drops_row)
             raise InputError(
@@ -255,6 +269,18 @@ def _column_hints(names: list[str], row: Any) -> tuple[str, ...]:
     known = [*QUERY_COLUMNS, *RESPONSE_COLUMNS, *MESSAGE_COLUMNS]
     renames = [f"rename column {name!r} to {close[0]!r}" for name in names if (close := near(name, known, 1))]
     return tuple(renames[:2]) or ("rename the question column to 'query' and the answer column to 'response'",)
+
+
+def _unloadable(problems: list[Problem]) -> InputError:
+    """Why the engine could not load the files: the first place, and all the others."""
+    first, *others = problems
+    return InputError(
+        first.text,
+        where=f"{first.file}:{first.line}",
+        figures=tuple(f"{Path(other.file).name}:{other.line}: {other.text}" for other in others[:_NAMED])
+        + ((f"and {len(others) - _NAMED} more",) if len(others) > _NAMED else ()),
+        hints=(fix_for(first.code, first.file, first.line),),
+    )
 
 
 def _no_rows(path: Path) -> InputError:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from swift_autobatch.facts.codes import stops
 from swift_autobatch.records import Problem, Row
 
 COSTLIEST = 64  # enough for 8 ranks x micro batch 8 in the dry run
@@ -87,7 +88,13 @@ class Problems:
         self._times[kind] += 1
         self._last[kind] = line
         if self._times[kind] <= LISTED:
-            self._listed.append(Problem(code=code, file=file, line=line, text=text, drops_row=drops_row))
+            self._listed.append(
+                Problem(code=code, file=file, line=line, text=text, drops_row=drops_row, stops=stops(code))
+            )
+
+    def stopping(self) -> list[Problem]:
+        """Those that the engine's loader fails on."""
+        return [problem for problem in self.all() if problem.stops]
 
     def all(self) -> tuple[Problem, ...]:
         more = [
@@ -97,6 +104,7 @@ class Problems:
                 line=self._last[file, code, drops],
                 text=f"and {times - LISTED} more rows like these, the last one here",
                 drops_row=drops,
+                stops=stops(code),
             )
             for (file, code, drops), times in self._times.items()
             if times > LISTED

@@ -383,7 +383,7 @@ def test_missing_files(tmp_path: Path, model: ModelFacts, env: Environment) -> N
     assert refused("hf::tatsu-lab/alpaca", model, env).hints[0].startswith("hf download tatsu-lab/alpaca ")
     assert refused("x" * 5000, model, env).what.startswith("cannot look for the dataset")
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
-    assert "cannot read .parquet" in refused("rows.parquet", model, env).what
+    assert "not a readable parquet file" in refused("rows.parquet", model, env).what
 
 
 def test_unreadable_tokenizer(tmp_path: Path, model: ModelFacts, env: Environment) -> None:

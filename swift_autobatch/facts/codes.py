@@ -1,0 +1,123 @@
+"""Every problem that a dataset can have: its code, what it does to the training, and what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Severity = Literal["stops", "drops", "warns"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """One kind of problem. ``severity``: the engine cannot load the file | drops the row | trains it all the same.
+
+    ``fix`` may hold ``{file}`` and ``{line}``. ``repairs``: ``profile --repair`` mends it.
+    """
+
+    severity: Severity
+    means: str
+    fix: str
+    repairs: bool = False
+
+
+def _stops(means: str, fix: str, *, repairs: bool = True) -> Code:
+    return Code(severity="stops", means=means, fix=fix, repairs=repairs)
+
+
+def _drops(means: str, fix: str, *, repairs: bool = True) -> Code:
+    return Code(severity="drops", means=means, fix=fix, repairs=repairs)
+
+
+def _warns(means: str, fix: str, *, repairs: bool = False) -> Code:
+    return Code(severity="warns", means=means, fix=fix, repairs=repairs)
+
+
+_LINE = "fix line {line} of {file}, or delete it: sed -i '{line}d' {file}"
+_REPAIR = "autoswift profile {file} --repair clean.jsonl writes a clean copy"
+_TEXT = "write text there: json.dumps(value, ensure_ascii=False) makes text of anything"
+
+CODES: Mapping[str, Code] = MappingProxyType(
+    {
+        # ------------------------------------------------------------------ the engine's loader stops at the file
+        "encoding": _stops("the file is not UTF-8", _REPAIR),
+        "not-json": _stops("the line is not JSON", _LINE),
+        "trailing-comma": _stops("a comma stands before a closing bracket or at the end of a row", _REPAIR),
+        "missing-comma": _stops("two rows of a list stand side by side without a comma", _REPAIR),
+        "cut-line": _stops("the row was cut off while it was written", _LINE),
+        "single-quotes": _stops("a Python dict was printed where JSON is wanted", _REPAIR),
+        "raw-control": _stops("a raw line break or control character stands inside a string", _REPAIR),
+        "duplicate-name": _stops("a name stands twice in one object", _REPAIR),
+        "surrogate": _stops("a string holds half of a surrogate pair", _REPAIR),
+        "not-an-object": _stops("a row is no object", 'write line {line} as {{"query": "...", "response": "..."}}'),
+        "space-before-list": _stops("the list does not start at the file's first byte", _REPAIR),
+        "several-in-large-file": _stops(
+            "objects that share a line, or span several, are cut apart when a file is above 10 MiB", _REPAIR
+        ),
+        "late-column": _stops("a column appears after the first 10 MiB, which fixed the columns of the file", _REPAIR),
+        "csv-cells": _stops(
+            "a row has more cells than the header", "put double quotes around cells that hold a comma", repairs=True
+        ),
+        "csv-quote": _stops("a quoted cell is never closed", "close the quote in line {line} of {file}"),
+        # ------------------------------------------------------------------------------ the engine drops the row
+        "not-a-row": _drops("the row is no object", 'write line {line} as {{"query": "...", "response": "..."}}'),
+        "no-turns": _drops("the row holds neither a question nor an answer", "fill the row or delete it"),
+        "mixed-schema": _drops(
+            "the row is written in another form than the file is read in", "write all rows in one form: " + _REPAIR
+        ),
+        "not-text": _drops("a question or an answer is no text", _TEXT),
+        "history": _drops("'history' is no list of [question, answer] pairs", 'write "history": [["q", "a"], ...]'),
+        "not-messages": _drops(
+            "the messages cannot be read", 'write "messages": [{{"role": "user", "content": "..."}}, ...]'
+        ),
+        "unknown-role": _drops(
+            "a message has a role that the engine does not know",
+            "use system, user, assistant, tool_call or tool_response",
+        ),
+        "unpaired-turns": _drops("the turns do not alternate", "let user and assistant take turns, system first"),
+        "broken-image": _drops("an image cannot be opened", "correct the path, or delete the row"),
+        "image-count": _drops(
+            "the text asks for more images than the row names", "write one <image> for every entry of images"
+        ),
+        # ------------------------------------------------------------------- the engine trains it without a word
+        "several-on-a-line": _warns("more than one object stands on a line", _REPAIR, repairs=True),
+        "list-in-jsonl": _warns("a .jsonl file holds one JSON list", "name it .json", repairs=True),
+        "nan": _warns("NaN or Infinity, which JSON does not have, is read as null", "write null or a number"),
+        "ambiguous-columns": _warns("several columns mean the same thing, so that the engine uses none", "rename one"),
+        "sampled": _warns("only some rows are trained", "leave '#N' away to train all"),
+        "no-assistant-turn": _warns("no answer to learn from: every label is masked", "add one, or delete the row"),
+        "no-question": _warns("the answer has no question before it", "fill the question, or train it as plain text"),
+        "unanswered": _warns("the last question has no answer", "add the answer, or delete the last turn"),
+        "user-twice": _warns("two questions in a row are joined into one", "merge them, or put the answer between"),
+        "assistant-first": _warns("the conversation starts with an answer", "put the question first"),
+        "empty-answer": _warns("the answer is empty: the row teaches the model to say nothing", "write the answer"),
+        "masked": _warns("the row switches its loss off: every label is masked", 'delete "loss": false'),
+        "placeholder": _warns(
+            "{{{{NAME}}}} or {{{{AUTHOR}}}} is trained as it stands",
+            "put the name in; the engine fills --model_name and --model_author in for its own self-cognition set only",
+        ),
+        "over-context": _warns("the row is longer than the model's context", "shorten or split it"),
+        "cut-answer": _warns("--max_length cuts the whole answer off", "raise --max_length"),
+        "null-field": _warns("a question or answer is null, as if it were not there", "fill it or delete the row"),
+        "empty-field": _warns("a question is empty", "fill it or delete the row"),
+        "type-drift": _warns("a column holds values of different kinds", "write one kind in the whole column"),
+        "control-character": _warns("the text holds control characters", _REPAIR, repairs=True),
+        "replacement-character": _warns("the text holds U+FFFD: a conversion lost characters", "export it again"),
+        "duplicate": _warns("the row stands in the data more than once", _REPAIR, repairs=True),
+        "one-row": _warns("the dataset is a single row", "add rows, or mean it: it will be learned by heart"),
+        "long-image": _warns("an image takes most of the row's tokens", "--max_pixels or MAX_PIXELS bounds its tokens"),
+        "media-not-counted": _warns("tokens of images, video or audio are not counted", "watch the dry run"),
+    }
+)
+
+
+def stops(code: str) -> bool:
+    """Whether the engine's loader fails on a file with this problem, so that not one row of it is trained."""
+    return CODES[code].severity == "stops"
+
+
+def fix_for(code: str, file: str, line: int) -> str:
+    """What helps, with the place filled in."""
+    return CODES[code].fix.format(file=file, line=line)
