@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Literal
 
@@ -36,27 +37,35 @@ def _warns(means: str, fix: str, *, repairs: bool = False) -> Code:
 
 
 _LINE = "fix line {line} of {file}, or delete it: sed -i '{line}d' {file}"
-_REPAIR = "autoswift profile {file} --repair clean.jsonl writes a clean copy"
+_ICONV = "convert it: iconv -f {0} -t utf-8 {{file}} > {{stem}}.utf8{{suffix}}"
 _TEXT = "write text there: json.dumps(value, ensure_ascii=False) makes text of anything"
 
 CODES: Mapping[str, Code] = MappingProxyType(
     {
         # ------------------------------------------------------------------ the engine's loader stops at the file
-        "encoding": _stops("the file is not UTF-8", _REPAIR),
+        "utf-16": _stops("the file is UTF-16, not UTF-8", _ICONV.format("utf-16")),
+        "gb18030": _stops("the file is GB18030 (GBK), not UTF-8", _ICONV.format("gb18030")),
+        "windows-1252": _stops("the file is Windows-1252 (Latin-1), not UTF-8", _ICONV.format("windows-1252")),
+        "not-utf-8": _stops("the line is in no encoding that is known here", _LINE),
         "not-json": _stops("the line is not JSON", _LINE),
-        "trailing-comma": _stops("a comma stands before a closing bracket or at the end of a row", _REPAIR),
-        "missing-comma": _stops("two rows of a list stand side by side without a comma", _REPAIR),
+        "trailing-comma": _stops("a comma stands before a closing bracket or at the end of a row", _LINE),
+        "missing-comma": _stops("two rows of a list stand side by side without a comma", _LINE),
         "cut-line": _stops("the row was cut off while it was written", _LINE),
-        "single-quotes": _stops("a Python dict was printed where JSON is wanted", _REPAIR),
-        "raw-control": _stops("a raw line break or control character stands inside a string", _REPAIR),
-        "duplicate-name": _stops("a name stands twice in one object", _REPAIR),
-        "surrogate": _stops("a string holds half of a surrogate pair", _REPAIR),
+        "single-quotes": _stops("a Python dict was printed where JSON is wanted", _LINE),
+        "raw-control": _stops("a raw line break or control character stands inside a string", _LINE),
+        "duplicate-name": _stops("a name stands twice in one object", _LINE),
+        "surrogate": _stops("a string holds half of a surrogate pair", _LINE),
         "not-an-object": _stops("a row is no object", 'write line {line} as {{"query": "...", "response": "..."}}'),
-        "space-before-list": _stops("the list does not start at the file's first byte", _REPAIR),
-        "several-in-large-file": _stops(
-            "objects that share a line, or span several, are cut apart when a file is above 10 MiB", _REPAIR
+        "space-before-list": _stops(
+            "the list does not start at the file's first byte", "delete what stands before the '[' in {file}"
         ),
-        "late-column": _stops("a column appears after the first 10 MiB, which fixed the columns of the file", _REPAIR),
+        "several-in-large-file": _stops(
+            "objects that share a line, or span several, are cut apart when a file is above 10 MiB", _LINE
+        ),
+        "late-column": _stops(
+            "a column appears after the first 10 MiB, which fixed the columns of the file",
+            "give every row every column",
+        ),
         "csv-cells": _stops(
             "a row has more cells than the header", "put double quotes around cells that hold a comma", repairs=True
         ),
@@ -65,7 +74,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "not-a-row": _drops("the row is no object", 'write line {line} as {{"query": "...", "response": "..."}}'),
         "no-turns": _drops("the row holds neither a question nor an answer", "fill the row or delete it"),
         "mixed-schema": _drops(
-            "the row is written in another form than the file is read in", "write all rows in one form: " + _REPAIR
+            "the row is written in another form than the file is read in", "write all rows in one form"
         ),
         "not-text": _drops("a question or an answer is no text", _TEXT),
         "history": _drops("'history' is no list of [question, answer] pairs", 'write "history": [["q", "a"], ...]'),
@@ -82,7 +91,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "the text asks for more images than the row names", "write one <image> for every entry of images"
         ),
         # ------------------------------------------------------------------- the engine trains it without a word
-        "several-on-a-line": _warns("more than one object stands on a line", _REPAIR, repairs=True),
+        "several-on-a-line": _warns("more than one object stands on a line", "write one a line", repairs=True),
         "list-in-jsonl": _warns("a .jsonl file holds one JSON list", "name it .json", repairs=True),
         "nan": _warns("NaN or Infinity, which JSON does not have, is read as null", "write null or a number"),
         "ambiguous-columns": _warns("several columns mean the same thing, so that the engine uses none", "rename one"),
@@ -103,9 +112,9 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "null-field": _warns("a question or answer is null, as if it were not there", "fill it or delete the row"),
         "empty-field": _warns("a question is empty", "fill it or delete the row"),
         "type-drift": _warns("a column holds values of different kinds", "write one kind in the whole column"),
-        "control-character": _warns("the text holds control characters", _REPAIR, repairs=True),
+        "control-character": _warns("the text holds control characters", "delete them", repairs=True),
         "replacement-character": _warns("the text holds U+FFFD: a conversion lost characters", "export it again"),
-        "duplicate": _warns("the row stands in the data more than once", _REPAIR, repairs=True),
+        "duplicate": _warns("the row stands in the data more than once", "delete its copies", repairs=True),
         "one-row": _warns("the dataset is a single row", "add rows, or mean it: it will be learned by heart"),
         "long-image": _warns("an image takes most of the row's tokens", "--max_pixels or MAX_PIXELS bounds its tokens"),
         "media-not-counted": _warns("tokens of images, video or audio are not counted", "watch the dry run"),
@@ -120,4 +129,5 @@ def stops(code: str) -> bool:
 
 def fix_for(code: str, file: str, line: int) -> str:
     """What helps, with the place filled in."""
-    return CODES[code].fix.format(file=file, line=line)
+    path = PurePath(file)
+    return CODES[code].fix.format(file=file, line=line, stem=path.stem, suffix=path.suffix)

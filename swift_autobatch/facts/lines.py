@@ -79,11 +79,12 @@ class Decoder:
         encoding = _legacy(raw)
         text = _decoded(raw, encoding)
         if text is None:
-            yield Fault(code="encoding", text=f"not UTF-8, nor GB18030 or Windows-1252: {where}", loses=True)
+            yield Fault(code="not-utf-8", text=f"not UTF-8, nor GB18030 or Windows-1252: {where}", loses=True)
             return
         if encoding not in self._told:
             self._told.add(encoding)
-            yield Fault(code="encoding", text=f"{_NAMES[encoding]}, not UTF-8: {where}")
+            code = _NAMES[encoding].lower()
+            yield Fault(code=code, text=f"{_NAMES[encoding]}, not UTF-8: {where}")
         yield text
 
 

@@ -67,7 +67,7 @@ def _rows(path: Path, update: Update, stack: ExitStack) -> Iterator[tuple[int, A
     encoding = utf16(head)
     stream: Stream = opened
     if encoding:
-        yield 1, Fault(code="encoding", text=f"{_name(encoding)}, not UTF-8: {_bytes(head)} at byte 1 of line 1")
+        yield 1, Fault(code="utf-16", text=f"{_name(encoding)}, not UTF-8: {_bytes(head)} at byte 1 of line 1")
         stream = Recoded(cast(BinaryIO, opened), encoding)
     if kind in (".csv", ".tsv"):
         yield from csv_rows(stream, update, delimiter="\t" if kind == ".tsv" else ",")
