@@ -157,9 +157,9 @@ class Allocator:
         return Block(pool, self._fresh(whole), whole)
 
     def _fresh(self, size: int) -> int:
-        """Addresses of a new segment, apart from every other so that two never look like neighbours."""
+        """Where a new segment starts: on a page of either pool, so that pages can be counted from address 0."""
         address = self._next_address
-        self._next_address += size + LARGE_SEGMENT
+        self._next_address += -(-size // LARGE_SEGMENT) * LARGE_SEGMENT
         return address
 
     def _map(self, pool: Pool, size: int) -> Block | None:
@@ -169,7 +169,8 @@ class Allocator:
             return None
         while block.size < size:
             following = block.after
-            assert following is not None and not following.mapped
+            assert following is not None
+            assert not following.mapped
             if not self._map_block(following, min(size - block.size, following.size)):
                 return None
             block = following

@@ -1,0 +1,193 @@
+"""Replays a traced stream through the allocator model: reserved memory, and the least pool that the run survives in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swift_autobatch.predict.allocator import Allocator, Block, rounded
+from swift_autobatch.records import Polynomial, StorageKind, Stream, bytes_at
+
+_STEP_BYTES = 16 << 20  # how finely the least pool is sought: below what one card differs from another
+_PROBES = 3  # pools between the least one found and the roomy one that are tried as well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One micro batch: ``b`` rows of ``s`` tokens, ``k`` of them (over all rows) with a label."""
+
+    b: int
+    s: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A stream cut into what happens once and the step that repeats; storages stand for themselves in both."""
+
+    slots: tuple[int, ...]  # per storage: index into ``parts``
+    parts: tuple[tuple[Polynomial, StorageKind], ...]  # unique
+    start: tuple[int, ...]  # events of loading and the first step
+    step: tuple[int, ...]  # events of a steady step
+    heirs: tuple[tuple[int, int], ...]  # (storage that a step frees, the one it leaves for the next step to free)
+    strays: tuple[int, ...]  # what a step leaves and nobody frees
+
+
+def script(stream: Stream) -> Script:
+    """Cuts a stream at the marks of its phases."""
+    parts: dict[tuple[int, StorageKind], int] = {}
+    slots = tuple([parts.setdefault(part, len(parts)) for part in stream.storages])
+    first = min((index for index, phase, _ in stream.marks if phase == "steady"), default=len(stream.events))
+    last = min((index for index, phase, _ in stream.marks if index >= first and phase != "steady"), default=None)
+    step = stream.events[first:last]
+    heirs, strays = _heirs(stream, step)
+    return Script(
+        slots=slots,
+        parts=tuple((stream.sizes[size], kind) for size, kind in parts),
+        start=stream.events[:first],
+        step=step,
+        heirs=heirs,
+        strays=strays,
+    )
+
+
+def _heirs(stream: Stream, step: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    """Pairs what a step frees of the one before with what it leaves for the next, by kind and size."""
+    born = {event for event in step if event >= 0}
+    freed = [~event for event in step if event < 0]
+    waiting: dict[tuple[int, StorageKind], list[int]] = {}
+    for storage in sorted(born.difference(freed), reverse=True):
+        waiting.setdefault(stream.storages[storage], []).append(storage)
+    pairs = []
+    for storage in freed:
+        heirs = waiting.get(stream.storages[storage])
+        if storage not in born and heirs:
+            pairs.append((storage, heirs.pop()))
+    return tuple(pairs), tuple(storage for left in waiting.values() for storage in left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A job to replay.
+
+    Args:
+        script: what one step allocates.
+        points: the micro batch of every step, first step first; at least one.
+        shares: what a device holds of a kind of storage over what the stream holds (sharding, offload); 1 where
+            nothing is said. 0 takes the kind away.
+        beside: bytes of blocks that stay for the whole run beside the stream: buckets, masters, workspaces.
+    """
+
+    script: Script
+    points: tuple[Point, ...]
+    shares: Mapping[StorageKind, float] = field(default_factory=dict)
+    beside: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Peaks of one replay in bytes; ``survived`` is False where the pool was too small, and the peaks end there."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    survived: bool
+    retries: int  # times that cached segments were given back to go on
+
+
+def replay(run: Run, *, limit: int | None = None, expandable: bool = False) -> Outcome:
+    """Runs every step of a job through the allocator.
+
+    Args:
+        limit: bytes of the pool; None: as much as it asks for.
+        expandable: with ``expandable_segments:True``.
+    """
+    allocator = Allocator(limit=limit, expandable=expandable)
+    survived = _steps(run, allocator)
+    return Outcome(
+        allocated_bytes=allocator.allocated_peak,
+        reserved_bytes=allocator.reserved_peak,
+        survived=survived,
+        retries=allocator.retries,
+    )
+
+
+def needs(run: Run, *, expandable: bool = False) -> int:
+    """The least pool, in bytes, that the run survives in, cached segments given back where it helps.
+
+    A larger pool is not always enough where a smaller one is (blocks fall differently), so pools above the one
+    found are tried too: the answer is the least tried pool above which every tried one is enough.
+    """
+    roomy = replay(run, expandable=expandable)
+    enough, short = roomy.reserved_bytes, roomy.allocated_bytes - 1
+    found = _bisect(run, short, enough, expandable)
+    tried = [found + (enough - found) * part // (_PROBES + 1) for part in range(_PROBES, 0, -1)]
+    for pool in tried:
+        if pool > found and not replay(run, limit=pool, expandable=expandable).survived:
+            return _bisect(run, pool, enough, expandable)
+        enough = pool
+    return found
+
+
+def _bisect(run: Run, short: int, enough: int, expandable: bool) -> int:
+    """The least enough pool between one that is too small and one that is enough."""
+    while enough - short > _STEP_BYTES:
+        middle = (short + enough) // 2
+        if replay(run, limit=middle, expandable=expandable).survived:
+            enough = middle
+        else:
+            short = middle
+    return enough
+
+
+# ---------------------------------------------------------------------------------------------------- one run
+
+
+def _steps(run: Run, allocator: Allocator) -> bool:
+    """Whether every step of the job got what it asked for."""
+    for size in run.beside:
+        if size and allocator.allocate(rounded(size)) is None:
+            return False
+    alive: list[Block | None] = [None] * len(run.script.slots)
+    if not _play(run.script.start, _sizes(run, run.points[0]), alive, allocator):
+        return False
+    return all(_again(run, point, alive, allocator) for point in run.points[1:])
+
+
+def _again(run: Run, point: Point, alive: list[Block | None], allocator: Allocator) -> bool:
+    if not _play(run.script.step, _sizes(run, point), alive, allocator):
+        return False
+    for freed, heir in run.script.heirs:
+        alive[freed], alive[heir] = alive[heir], None
+    for stray in run.script.strays:
+        block, alive[stray] = alive[stray], None
+        if block is not None:
+            allocator.release(block)
+    return True
+
+
+def _sizes(run: Run, point: Point) -> list[int]:
+    """Bytes that each storage takes at one point, rounded; 0 where a device holds none of it."""
+    sizes = []
+    for polynomial, kind in run.script.parts:
+        size = bytes_at(polynomial, b=point.b, s=point.s, k=point.k) * run.shares.get(kind, 1)
+        sizes.append(rounded(int(size)) if size >= 1 else 0)
+    return [sizes[slot] for slot in run.script.slots]
+
+
+def _play(events: Sequence[int], sizes: Sequence[int], alive: list[Block | None], allocator: Allocator) -> bool:
+    """Allocates and frees in order; False at the first allocation that fails."""
+    allocate, release = allocator.allocate, allocator.release
+    for event in events:
+        if event >= 0:
+            size = sizes[event]
+            if size:
+                block = allocate(size)
+                if block is None:
+                    return False
+                alive[event] = block
+        else:
+            block = alive[~event]
+            if block is not None:
+                alive[~event] = None
+                release(block)
+    return True
