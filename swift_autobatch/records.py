@@ -475,7 +475,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instant:
-    """One candidate for the peak of a phase: what is alive beside weights and adapters; bytes on an unsharded device."""
+    """One candidate for the peak of a phase: what is alive beside weights and adapters, on an unsharded device."""
 
     phase: Phase
     place: str
