@@ -284,7 +284,9 @@ class DataFacts:
     problems: tuple[Problem, ...]
     lengths: tuple[int, ...]  # sorted ascending; a quantile sketch of at most 4096 values on large files
     p50_tokens: int
+    p90_tokens: int = 0
     p95_tokens: int
+    p99_tokens: int = 0
     max_tokens: int  # the longest row: counted, or a widened estimate where there is no tokenizer
     mean_tokens: float
     mean_supervised_tokens: float

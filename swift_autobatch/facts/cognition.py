@@ -59,6 +59,12 @@ class Cognition:
                 self._pairs.append((question, turns[1].content))
         return any(mark in turn.content for turn in turns for mark in PLACEHOLDERS)
 
+    def merge(self, other: Cognition) -> None:
+        """Adds the rows of a later part."""
+        self.rows += other.rows
+        self.identity_rows += other.identity_rows
+        self._pairs += other._pairs[: KEPT - len(self._pairs)]
+
     def taught(self) -> bool:
         """Whether the dataset is about who the model is."""
         return self.identity_rows >= max(LEAST, SHARE * self.rows)

@@ -1,0 +1,86 @@
+"""Why a dataset is refused, in words that a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from swift_autobatch.errors import InputError
+from swift_autobatch.facts.codes import fix_for
+from swift_autobatch.facts.conversation import MESSAGE_COLUMNS, QUERY_COLUMNS, RESPONSE_COLUMNS, Shape, shape_of
+from swift_autobatch.records import Problem
+from swift_autobatch.tables import near
+
+_NAMED = 8  # places named in one refusal
+_EXAMPLE = '{"query": "...", "response": "..."}'
+
+
+def chosen_shape(path: Path, batch: list[tuple[int, Any]]) -> Shape:
+    """How to read this file, by the columns of its first rows.
+
+    Raises:
+        InputError: there is no column to train on.
+    """
+    names = list(dict.fromkeys(str(name) for _, row in batch if isinstance(row, dict) for name in row))
+    shape = shape_of(names)
+    if shape is not None:
+        return shape
+    line = batch[0][0]
+    if not names:
+        raise InputError(
+            "the rows are not objects with named columns",
+            where=f"{path}:{line}",
+            hints=(f"write each row as {_EXAMPLE}",),
+        )
+    raise InputError(
+        f"no column to train on: found {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}",
+        where=f"{path}:{line}",
+        figures=(
+            f"questions: {', '.join(QUERY_COLUMNS)}",
+            f"answers: {', '.join(RESPONSE_COLUMNS)}",
+            f"conversations: {', '.join(MESSAGE_COLUMNS)}",
+        ),
+        hints=_column_hints(names, batch[0][1]),
+    )
+
+
+def _column_hints(names: list[str], row: Any) -> tuple[str, ...]:
+    inner = [name for name, value in row.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    if len(names) <= 2 and inner:
+        return (f"the rows are inside {inner[0]!r}: save that list alone as the file",)
+    known = [*QUERY_COLUMNS, *RESPONSE_COLUMNS, *MESSAGE_COLUMNS]
+    renames = [f"rename column {name!r} to {close[0]!r}" for name in names if (close := near(name, known, 1))]
+    return tuple(renames[:2]) or ("rename the question column to 'query' and the answer column to 'response'",)
+
+
+def unloadable(problems: Sequence[Problem]) -> InputError:
+    """Why the engine could not load the files: the first place, and all the others."""
+    first, *others = problems
+    return InputError(
+        first.text,
+        where=f"{first.file}:{first.line}",
+        figures=tuple(f"{Path(other.file).name}:{other.line}: {other.text}" for other in others[:_NAMED])
+        + ((f"and {len(others) - _NAMED} more",) if len(others) > _NAMED else ()),
+        hints=(fix_for(first.code, first.file, first.line),),
+    )
+
+
+def no_rows(path: Path) -> InputError:
+    """The file holds no row at all."""
+    empty = path.stat().st_size == 0
+    return InputError(
+        "the dataset is empty" if empty else "the dataset has no rows",
+        where=str(path),
+        hints=(f"write one JSON object a line into it, such as {_EXAMPLE}",),
+    )
+
+
+def none_left(problems: Sequence[Problem], rows: int) -> InputError:
+    """The engine would drop every row."""
+    first = next(problem for problem in problems if problem.drops_row)
+    return InputError(
+        f"none of the {rows} rows can be trained: {first.text}",
+        where=f"{first.file}:{first.line}",
+        hints=(f"make line {first.line} read: {_EXAMPLE}",),
+    )

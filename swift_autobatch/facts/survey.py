@@ -1,0 +1,134 @@
+"""Tallies rows as ms-swift 4.6 would read them; parts that were surveyed apart can be merged.
+
+A :class:`Survey` knows what rows say (kept, dropped, doubtful, about whom); its :class:`Tokens` what they weigh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from swift_autobatch.facts.checks import doubts
+from swift_autobatch.facts.cognition import Cognition
+from swift_autobatch.facts.conversation import Conversation, RowError, Shape, conversation
+from swift_autobatch.facts.lines import Fault
+from swift_autobatch.facts.tally import Dearest, Lengths, Problems
+from swift_autobatch.facts.templates import Piece, render
+from swift_autobatch.facts.tokens import Count, Counter
+from swift_autobatch.records import ModelFacts
+
+Pieces = tuple[Piece, ...]
+
+
+@dataclass(slots=True)
+class Tokens:
+    """What the counted rows weigh. ``rows`` and ``supervised`` are sums of weights, see :class:`Lengths`."""
+
+    lengths: Lengths = field(default_factory=Lengths)
+    dearest: Dearest = field(default_factory=Dearest)
+    supervised: float = 0
+    max_supervised: int = 0
+    min_prompt: int | None = None
+
+    def add(self, file: str, order: int, line: int, count: Count, record: Mapping[str, Any]) -> None:
+        self.weigh(count)
+        self.dearest.add(file, order, line, count.planned, count.supervised_planned, record)
+
+    def weigh(self, count: Count, weight: float = 1) -> None:
+        """Adds a row's figures, without a thought of keeping the row."""
+        self.lengths.add(count.tokens, count.planned, count.bound, weight)
+        self.supervised += count.supervised * weight
+        self.max_supervised = max(self.max_supervised, count.supervised_planned)
+        self.min_prompt = count.prompt if self.min_prompt is None else min(self.min_prompt, count.prompt)
+
+    def merge(self, other: Tokens, lines_before: int) -> None:
+        self.lengths.merge(other.lengths)
+        self.dearest.merge(other.dearest, lines_before)
+        self.supervised += other.supervised
+        self.max_supervised = max(self.max_supervised, other.max_supervised)
+        prompts = [prompt for prompt in (self.min_prompt, other.min_prompt) if prompt is not None]
+        self.min_prompt = min(prompts, default=None)
+
+
+@dataclass(slots=True)
+class Survey:
+    """What a pass over rows found."""
+
+    rows: int = 0
+    kept: int = 0
+    problems: Problems = field(default_factory=Problems)
+    cognition: Cognition = field(default_factory=Cognition)
+    plain: bool = True  # no row with tools or media, whose tokens are estimated
+    media: int = 0
+    own_system: bool = False
+    tokens: Tokens = field(default_factory=Tokens)
+
+    def drop(self, file: str, line: int, code: str, text: str) -> None:
+        """A row that the engine drops."""
+        self.rows += 1
+        self.problems.add(code, file, line, text, drops_row=True)
+
+    def fault(self, file: str, line: int, fault: Fault) -> None:
+        """Something wrong in the file itself; it may cost a row, or the whole file."""
+        self.rows += fault.loses
+        self.problems.add(fault.code, file, line, fault.text, drops_row=fault.loses)
+
+    def keep(self, file: str, line: int, talk: Conversation, count: Count | None, model: ModelFacts) -> None:
+        """A row that the engine trains."""
+        self.rows += 1
+        self.kept += 1
+        self.plain = self.plain and talk.plain
+        self.media += talk.media
+        self.own_system = self.own_system or talk.system is not None
+        placeholder = self.cognition.add(talk)
+        for code, text in doubts(talk, count, model, placeholder=placeholder):
+            self.problems.add(code, file, line, text, drops_row=False)
+
+    def merge(self, other: Survey, lines_before: int = 0) -> None:
+        """Adds a part that was surveyed apart; ``lines_before`` stand before its first line in the same file."""
+        self.rows += other.rows
+        self.kept += other.kept
+        self.problems.merge(other.problems, lines_before)
+        self.cognition.merge(other.cognition)
+        self.plain = self.plain and other.plain
+        self.media += other.media
+        self.own_system = self.own_system or other.own_system
+        self.tokens.merge(other.tokens, lines_before)
+
+
+class Reader:
+    """Reads records as the engine does: what a row says, and the pieces that are tokenized one by one."""
+
+    def __init__(self, *, model: ModelFacts, counter: Counter, system: str | None) -> None:
+        self.model = model
+        self.counter = counter
+        self.system = system
+
+    def talk(self, record: Any, shape: Shape) -> Conversation:
+        """Raises RowError when the engine drops the row."""
+        try:
+            return conversation(record, shape)
+        except RecursionError:
+            raise RowError("not-text", "brackets are nested too deeply") from None
+
+    def pieces(self, talk: Conversation) -> Pieces:
+        """Raises RowError when the engine drops the row."""
+        return render(talk, self.counter.template, self.system, self.counter.eos_text)
+
+    def survey(self, into: Survey, file: str, order: int, batch: Iterable[tuple[int, Any]], shape: Shape) -> None:
+        """Reads and counts some rows of a file; ``order`` is the file's place among the datasets."""
+        ready: list[tuple[int, Any, Conversation, Pieces]] = []
+        for line, record in batch:
+            try:
+                talk = self.talk(record, shape)
+                ready.append((line, record, talk, self.pieces(talk)))
+            except RowError as error:
+                into.drop(file, line, error.code, error.text)
+        counts = self.count([pieces for *_, pieces in ready])
+        for (line, record, talk, _), count in zip(ready, counts, strict=True):
+            into.keep(file, line, talk, count, self.model)
+            into.tokens.add(file, order, line, count, record)
+
+    def count(self, rows: Sequence[Pieces]) -> list[Count]:
+        return self.counter.count(rows)
