@@ -139,6 +139,8 @@ class _Reading:
             max_tokens=lengths.longest,
             bound_tokens=lengths.bound if lengths.bound > lengths.longest else 0,
             media_rows=survey.media,
+            problem_rows=survey.problems.times(),
+            counted_rows=tokens.counted,
             mean_tokens=lengths.mean(),
             mean_supervised_tokens=tokens.supervised / lengths.total(),
             max_supervised_tokens=tokens.max_supervised,

@@ -23,10 +23,11 @@ Pieces = tuple[Piece, ...]
 
 @dataclass(slots=True)
 class Tokens:
-    """What the counted rows weigh. ``rows`` and ``supervised`` are sums of weights, see :class:`Lengths`."""
+    """What the counted rows weigh. ``supervised`` is a sum of weights, see :class:`Lengths`."""
 
     lengths: Lengths = field(default_factory=Lengths)
     dearest: Dearest = field(default_factory=Dearest)
+    counted: int = 0
     supervised: float = 0
     max_supervised: int = 0
     min_prompt: int | None = None
@@ -38,6 +39,7 @@ class Tokens:
     def weigh(self, count: Count, weight: float = 1) -> None:
         """Adds a row's figures, without a thought of keeping the row."""
         self.lengths.add(count.tokens, count.planned, count.bound, weight)
+        self.counted += 1
         self.supervised += count.supervised * weight
         self.max_supervised = max(self.max_supervised, count.supervised_planned)
         self.min_prompt = count.prompt if self.min_prompt is None else min(self.min_prompt, count.prompt)
@@ -45,6 +47,7 @@ class Tokens:
     def merge(self, other: Tokens, lines_before: int) -> None:
         self.lengths.merge(other.lengths)
         self.dearest.merge(other.dearest, lines_before)
+        self.counted += other.counted
         self.supervised += other.supervised
         self.max_supervised = max(self.max_supervised, other.max_supervised)
         prompts = [prompt for prompt in (self.min_prompt, other.min_prompt) if prompt is not None]

@@ -141,12 +141,12 @@ class Problems:
             self._times[kind] += times
             self._last[kind] = other._last[kind] + lines_before
 
-    def times(self) -> dict[str, int]:
+    def times(self) -> tuple[tuple[str, int], ...]:
         """How many rows each code was found on."""
         found: Counter[str] = Counter()
         for (_, code, _), times in self._times.items():
             found[code] += times
-        return dict(found)
+        return tuple(found.items())
 
     def all(self) -> tuple[Problem, ...]:
         more = [
