@@ -5,14 +5,15 @@ request -> facts -> plan -> artefacts -> gate -> run -> receipt
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from swift_autobatch import ask, committed, gate, receipt, render, run
-from swift_autobatch.errors import GateError, MachineError, TrainingError
+from swift_autobatch.errors import GateError, InputError, MachineError, TrainingError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.cards import assumed_machine
 from swift_autobatch.facts.dataset import read_dataset
@@ -20,6 +21,8 @@ from swift_autobatch.facts.hardware import limit, read_machine
 from swift_autobatch.facts.machine_file import dump_machine, load_machine
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.facts.software import read_software
+from swift_autobatch.gate import postmortem
+from swift_autobatch.gate.postmortem import Postmortem
 from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import (
     Artefacts,
@@ -95,6 +98,34 @@ def machine_json(found: Machine) -> dict[str, Any]:
 def plan_json(decided: Plan) -> dict[str, Any]:
     """A plan as ``autoswift.plan/1``."""
     return render.plan_json(decided)
+
+
+def explain(log: str, env: Environment) -> Postmortem:
+    """What ended a training.
+
+    Args:
+        log: a log or traceback, ``-`` for standard input, or a run folder (its ``autoswift/swift.log``).
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    path = Path(env.cwd, log)
+    if log != "-" and path.is_dir():
+        path = next((at for at in (path / "autoswift/swift.log", path / "swift.log") if at.exists()), path)
+    try:
+        text = sys.stdin.read() if log == "-" else path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(
+            f"cannot read the log: {error.strerror or error}",
+            where=log,
+            hints=("name a log file, a run folder, or - for standard input",),
+        ) from error
+    return postmortem.explain(text)
+
+
+def explanation_json(found: Postmortem) -> dict[str, Any]:
+    """A post-mortem as ``autoswift.explanation/1``."""
+    return {"schema": "autoswift.explanation/1", **asdict(found)}
 
 
 def plan(request: Request, env: Environment, progress: Progress | None = None) -> Plan:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from swift_autobatch.cli import text
 from swift_autobatch.cli.show import device
 from swift_autobatch.cli.text import joined, section
+from swift_autobatch.gate.postmortem import Postmortem
 from swift_autobatch.records import Answer, Measured, Plan, Run, Verdict
 from swift_autobatch.units import show_gib, show_seconds
 
@@ -58,6 +59,21 @@ def _phases(decided: Plan, measured: Sequence[Measured]) -> list[str]:
             ]
         )
     return text.table(["phase", f"a {device(decided)}", "measured", "host RAM", "measured", "time"], body)
+
+
+def postmortem(found: Postmortem, *, columns: int | None = None) -> list[str]:
+    """What ended a training: the cause, the line that says so, the figures, and what to do."""
+    columns = columns or text.width()
+    at = f"line {found.line}: " if found.line else ""
+    said = text.wrapped(f"{at}{found.said[:400]}", columns) if found.said else []
+    return joined(
+        [
+            text.wrapped(f"{found.code}: {found.text}", columns, "  ", ""),
+            section("The log says", said),
+            section("Figures", text.bullets(found.figures, columns)),
+            section("What to do, least change first", text.bullets(found.hints, columns)),
+        ]
+    )
 
 
 def finished(decided: Plan, run: Run, folder: str, *, columns: int | None = None) -> list[str]:

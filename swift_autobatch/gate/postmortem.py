@@ -1,0 +1,289 @@
+"""Explains any log or traceback of a training that died: what ended it, where in the step, with which figures.
+
+Needs no plan and no telemetry, so it reads logs of other machines and of other trainers as well. The causes are those
+of the gate (:mod:`causes`); out-of-memory errors are read further, because the same words stand for six different
+jobs that did not fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swift_autobatch import engine_log
+from swift_autobatch.gate.causes import known_cause
+from swift_autobatch.units import GIB, show_gib
+
+Place = str  # a key of PLACES, or "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oom:
+    """What the allocator said, in bytes; None where it did not say."""
+
+    asked_bytes: int | None = None
+    card_bytes: int | None = None
+    free_bytes: int | None = None
+    allocated_bytes: int | None = None
+    idle_bytes: int | None = None  # reserved, not allocated
+    others_bytes: int | None = None  # held by other processes on the card
+    gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Postmortem:
+    """Why a log ended. ``code`` is one of gate/verdict.py's; ``line`` is the line of the log that says so."""
+
+    code: str
+    text: str
+    place: Place
+    line: int | None
+    said: str  # that line
+    figures: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    oom: Oom | None = None
+
+
+# Innermost first wins: a frame of the last traceback -> where in the job. Source: transformers 5.19 trainer.py,
+# accelerate, torch.optim, DeepSpeed stage3.py, ms-swift 4.6 trainers; matched on "file, function".
+_PLACES: tuple[tuple[Place, str], ...] = (
+    ("save", r"_save_checkpoint|save_model|save_pretrained|_save_optimizer|consolidated_16bit|save_fsdp"),
+    ("resume", r"_load_from_checkpoint|_load_optimizer|_load_rng|load_checkpoint|resume_from"),
+    ("eval", r"evaluation_loop|prediction_step|prediction_loop|\bevaluate\b|pad_across_processes"),
+    ("optimizer", r"optim/|_foreach_|adamw?\b|_init_group|_single_tensor|_fused_|optimizer_step|_take_model_step"),
+    ("loss", r"cross_entropy|ForCausalLMLoss|loss_utils|loss_function|compute_loss_func|lm_head|log_softmax"),
+    ("backward", r"\bbackward\b|autograd/graph|_engine_run_backward|reduce_scatter|__reduce_and_partition"),
+    ("load", r"from_pretrained|_load_state_dict|load_state_dict|core_model_loading|get_model_tokenizer|quantiz"),
+    ("forward", r"\bforward\b|_call_impl|modeling_"),
+)
+
+PLACES = {
+    "load": "while loading the model",
+    "forward": "in the forward pass",
+    "loss": "at the loss (logits over the vocabulary)",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer's step",
+    "eval": "in evaluation",
+    "save": "while saving a checkpoint",
+    "resume": "while resuming from a checkpoint",
+}
+
+# What to change, least change first, by where it did not fit.
+_REMEDIES: dict[Place, tuple[str, ...]] = {
+    "load": (
+        "--quant_method bnb --quant_bits 4 with --tuner_type lora: a quarter of the weights",
+        "--deepspeed zero3: each card holds a share of the weights",
+    ),
+    "forward": (
+        "--gradient_checkpointing true",
+        "half the --per_device_train_batch_size, twice the --gradient_accumulation_steps: the same batch",
+        "--attn_impl flash_attn: without it memory grows with the square of the length",
+        "a smaller --max_length",
+    ),
+    "loss": (
+        "half the --per_device_train_batch_size, twice the --gradient_accumulation_steps: the same batch",
+        "--use_liger_kernel true: the logits are never whole",
+        "a smaller --max_length",
+    ),
+    "backward": (
+        "--gradient_checkpointing true",
+        "half the --per_device_train_batch_size, twice the --gradient_accumulation_steps: the same batch",
+        "a smaller --max_length",
+    ),
+    "optimizer": (
+        "--optim adamw_8bit: a quarter of the states",
+        "--deepspeed zero2 on several cards, zero2_offload on one",
+        "--tuner_type lora: states of the adapters only",
+    ),
+    "eval": (
+        "--per_device_eval_batch_size 1",
+        "--prediction_loss_only true: the logits of the evaluation are not kept",
+        "--eval_strategy no, and evaluate apart",
+    ),
+    "save": (
+        "more host RAM, or --save_only_model true",
+        "under ZeRO-3: stage3_gather_16bit_weights_on_model_save false",
+    ),
+    "resume": ("--resume_only_model true: without the optimizer's states",),
+}
+_ANYWHERE = ("autoswift sft with the same flags plans for the longest row and tries it before training",)
+_FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: {idle} are reserved and idle, in pieces too small"
+_OTHERS = "free the card: other processes hold {others} of it (nvidia-smi names them)"
+
+_SIZE = r"([\d.]+) ?([KMGT]i?B|bytes)"
+_FIELDS: tuple[tuple[str, str], ...] = (
+    ("asked_bytes", rf"Tried to allocate {_SIZE}"),
+    ("card_bytes", rf"total capacity of {_SIZE}|{_SIZE} total capacity"),
+    ("free_bytes", rf"of which {_SIZE} is free|{_SIZE} free"),
+    ("allocated_bytes", rf"{_SIZE} is allocated by PyTorch|{_SIZE} already allocated"),
+    ("idle_bytes", rf"{_SIZE} is reserved by PyTorch but unallocated"),
+)
+_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch")
+_OTHER_PROCESS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+_THIS_PROCESS = re.compile(rf"this process has {_SIZE} memory in use")
+_GPU = re.compile(r"GPU (\d+)[ ;]")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 2**10, "MB": 2**20, "GB": 2**30}
+_FRAME = re.compile(r'File "([^"]+)", line \d+, in (\S+)')
+_CONTRADICTION = re.compile(r"nan\b", re.IGNORECASE)
+
+
+def explain(text: str) -> Postmortem:
+    """Reads a log and says what ended it.
+
+    Args:
+        text: the output of a training, or a traceback alone; ``\\r`` progress included.
+
+    Returns:
+        the post-mortem; code ``unknown`` when nothing in the text is known to end a training.
+
+    Source: formats of torch CUDACachingAllocator.cpp (`OutOfMemoryError`), before and since 2.1.
+    """
+    lines = text.replace("\r", "\n").splitlines()
+    log = engine_log.scan(text)
+    if log.oom is not None:
+        return _out_of_memory(lines, log.oom)
+    if log.host_oom is not None or log.killed_by == 9:
+        return _host_memory(lines, log)
+    cause = known_cause(log)
+    if cause is not None:
+        at, said = _find(lines, log.exceptions[-1] if log.exceptions else "")
+        return Postmortem(
+            code=cause.code, text=cause.text, place=_place(lines, at), line=at, said=said, hints=cause.hints
+        )
+    return _loss_or_unknown(lines, log)
+
+
+def _out_of_memory(lines: Sequence[str], said: str) -> Postmortem:
+    at, line = _find(lines, said)
+    place = _place(lines, at)
+    oom = read_oom(" ".join([line, *(lines[at : at + 3] if at else ())]))
+    asked = f", asking for {show_gib(oom.asked_bytes)} more" if oom.asked_bytes else ""
+    card = f"GPU {oom.gpu}" if oom.gpu is not None else "the GPU"
+    return Postmortem(
+        code="gpu-oom",
+        text=f"{card} ran out of memory {PLACES.get(place, 'at a place the log does not show')}{asked}",
+        place=place,
+        line=at,
+        said=line,
+        figures=_figures(oom),
+        hints=(*_first_aid(oom), *_REMEDIES.get(place, _REMEDIES["forward"]), *_ANYWHERE),
+        oom=oom,
+    )
+
+
+def read_oom(text: str) -> Oom:
+    """The allocator's figures out of its message."""
+    found: dict[str, int] = {}
+    for name, pattern in _FIELDS:
+        if match := re.search(pattern, text):
+            value, unit = [group for group in match.groups() if group]
+            found[name] = _bytes(value, unit)
+    if (match := _RESERVED.search(text)) and "allocated_bytes" in found:
+        found["idle_bytes"] = max(0, _bytes(*match.groups()) - found["allocated_bytes"])
+    others = sum(_bytes(value, unit) for value, unit in _OTHER_PROCESS.findall(text))
+    if others and _THIS_PROCESS.search(text):  # else the one process named may be this one
+        found["others_bytes"] = others
+    gpu = _GPU.search(text)
+    return Oom(gpu=int(gpu[1]) if gpu else None, **found)
+
+
+def _bytes(value: str, unit: str) -> int:
+    return int(float(value) * _UNITS.get(unit, GIB))
+
+
+def _figures(oom: Oom) -> tuple[str, ...]:
+    named = (
+        ("card", oom.card_bytes),
+        ("free", oom.free_bytes),
+        ("allocated by torch", oom.allocated_bytes),
+        ("reserved and idle", oom.idle_bytes),
+        ("other processes", oom.others_bytes),
+    )
+    return tuple(f"{name} {show_gib(size)}" for name, size in named if size is not None)
+
+
+def _first_aid(oom: Oom) -> tuple[str, ...]:
+    """What helps without changing the job: room that is there and cannot be used."""
+    hints = []
+    if oom.others_bytes and oom.others_bytes >= GIB // 2:
+        hints.append(_OTHERS.format(others=show_gib(oom.others_bytes)))
+    if oom.idle_bytes and oom.asked_bytes and oom.idle_bytes >= oom.asked_bytes:
+        hints.append(_FRAGMENTED.format(idle=show_gib(oom.idle_bytes)))
+    return tuple(hints)
+
+
+def _host_memory(lines: Sequence[str], log: engine_log.LogFacts) -> Postmortem:
+    at, line = _find(lines, log.host_oom or "-9")
+    place = _place(lines, at)
+    where = f" {PLACES[place]}" if place in PLACES else ""
+    how = "a worker was killed by signal 9" if log.host_oom is None else "the host ran out of memory"
+    return Postmortem(
+        code="host-kill",
+        text=f"{how}{where}; most likely the host, or its container, has too little RAM",
+        place=place,
+        line=at,
+        said=line,
+        hints=(
+            "dmesg, or the container's memory.events, says whether the kernel killed it",
+            "a larger memory limit, or fewer --dataloader_num_workers",
+            "a strategy without offload: autoswift plan shows the host RAM of each",
+        ),
+    )
+
+
+def _loss_or_unknown(lines: Sequence[str], log: engine_log.LogFacts) -> Postmortem:
+    """A training that went on with NaN, a crash that is not in the table, or nothing at all."""
+    for number, line in enumerate(lines, 1):
+        row = engine_log.row_of_line(line)
+        if row is not None and any(_CONTRADICTION.fullmatch(str(row.get(k, ""))) for k in ("loss", "grad_norm")):
+            step = row.get("global_step/max_steps", "?")
+            return Postmortem(
+                code="nan-loss",
+                text=f"loss {row.get('loss')}, gradient norm {row.get('grad_norm')} at step {step}",
+                place="unknown",
+                line=number,
+                said=line.strip(),
+                hints=("a tenth of the --learning_rate", "--torch_dtype bfloat16 where the card can"),
+            )
+    if log.exceptions:
+        at, line = _find(lines, log.exceptions[-1])
+        place = _place(lines, at)
+        where = f" {PLACES[place]}" if place in PLACES else ""
+        return Postmortem(
+            code="engine-error",
+            text=f"the training stopped{where}: {log.exceptions[-1]}",
+            place=place,
+            line=at,
+            said=line,
+        )
+    return Postmortem(code="unknown", text="nothing in this text ends a training", place="unknown", line=None, said="")
+
+
+def _find(lines: Sequence[str], said: str) -> tuple[int | None, str]:
+    """(1-based number, text) of the first line that has ``said``."""
+    for number, line in enumerate(lines, 1):
+        if said and said in line:
+            return number, line.strip()
+    return None, said
+
+
+def _place(lines: Sequence[str], at: int | None) -> Place:
+    """Where in the job the traceback that ends at line ``at`` was, by its frames, innermost first."""
+    if at is None:
+        return "unknown"
+    frames: list[str] = []
+    for line in reversed(lines[: at - 1]):
+        if match := _FRAME.search(line):
+            frames.append(f"{match[1]}, {match[2]}")
+        if line.lstrip("[]rank0123456789: ").startswith("Traceback"):
+            break
+    # A save or an evaluation runs forwards too: the outermost of these three names the phase.
+    for place, pattern in _PLACES[:3]:
+        if any(re.search(pattern, frame) for frame in frames):
+            return place
+    for frame in frames:
+        for place, pattern in _PLACES[3:]:
+            if re.search(pattern, frame):
+                return place
+    return "unknown"
