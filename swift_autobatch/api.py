@@ -231,6 +231,7 @@ def _facts(request: Request, env: Environment, progress: Progress) -> tuple[Requ
         env,
         system=system.value if system and isinstance(system.value, str) else None,
         progress=progress,
+        pins=asked.pins,
     )
     if demonstration:
         progress.stage(

@@ -59,9 +59,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "space-before-list": _stops(
             "the list does not start at the file's first byte", "delete what stands before the '[' in {file}"
         ),
-        "several-in-large-file": _stops(
-            "objects that share a line, or span several, are cut apart when a file is above 10 MiB", _LINE
-        ),
+        "indented-large-file": _stops("objects over several lines are cut apart in a file above 10 MiB", _LINE),
         "late-column": _stops(
             "a column appears after the first 10 MiB, which fixed the columns of the file",
             "give every row every column",

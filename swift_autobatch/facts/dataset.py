@@ -11,8 +11,7 @@ from swift_autobatch.facts.conversation import Shape
 from swift_autobatch.facts.embedded import default_dataset
 from swift_autobatch.facts.lines import Fault
 from swift_autobatch.facts.refusals import chosen_shape, no_rows, none_left, unloadable
-from swift_autobatch.facts.rows import read_rows
-from swift_autobatch.facts.spelling import Source, resolve
+from swift_autobatch.facts.spelling import Pins, Source, resolve
 from swift_autobatch.facts.survey import Reader, Survey
 from swift_autobatch.facts.tokens import counter_for
 from swift_autobatch.progress import Progress
@@ -22,7 +21,13 @@ _BATCH = 512  # rows tokenized together; also the rows whose columns decide how 
 
 
 def read_dataset(
-    paths: tuple[str, ...], model: ModelFacts, env: Environment, *, system: str | None, progress: Progress
+    paths: tuple[str, ...],
+    model: ModelFacts,
+    env: Environment,
+    *,
+    system: str | None,
+    progress: Progress,
+    pins: Pins | None = None,
 ) -> DataFacts:
     """Reads every row once, as ms-swift 4.6 would, and says what training on it means.
 
@@ -31,6 +36,7 @@ def read_dataset(
         model: gives the chat template and the tokenizer that count the tokens.
         system: ``--system``, the prompt of rows that carry none; None: the template's own default.
         progress: told how many rows have been read.
+        pins: engine flags that change rows: columns, model_name, model_author, use_hf.
 
     Returns:
         Lengths in tokens per row after the chat template and before any cut, supervised tokens as the engine labels
@@ -40,7 +46,7 @@ def read_dataset(
     Raises:
         InputError: file:line and a fix, when the engine could not read the file or would drop every row.
     """
-    sources = [resolve(path, env) for path in paths or (str(default_dataset()),)]
+    sources = [resolve(path, env, pins) for path in paths or (str(default_dataset()),)]
     prompt = _system_text(system, env)
     reading = _Reading(Reader(model=model, counter=counter_for(model), system=prompt), progress)
     try:
@@ -48,7 +54,7 @@ def read_dataset(
             reading.read(source, order)
     finally:
         progress.clear()
-    return reading.facts(tuple(str(source.path) for source in sources))
+    return reading.facts(tuple(source.name for source in sources))
 
 
 def _system_text(system: str | None, env: Environment) -> str | None:
@@ -80,28 +86,28 @@ class _Reading:
         self._drawn = (0, 0)  # rows, and rows kept, of sources of which the engine draws a sample: minus what it leaves
 
     def read(self, source: Source, order: int) -> None:
-        """Surveys one file; ``order`` is its place among the datasets."""
-        rows = read_rows(source.path, self._hash.update)
-        file = str(source.path)
+        """Surveys the files of one dataset as one table; ``order`` is its place among the datasets."""
         before = (self._survey.rows, self._survey.kept)
         shape: Shape | None = None
-        while found := list(islice(rows, _BATCH)):
-            batch = [(line, row) for line, row in found if not isinstance(row, Fault)]
-            if shape is None and batch:
-                shape = chosen_shape(source.path, batch)
-                self._clash(file, batch[0][0], shape)
-            for line, fault in found:
-                if isinstance(fault, Fault):
-                    self._survey.fault(file, line, fault)
-            if shape:
-                self._reader.survey(self._survey, file, order, batch, shape)
-            self._progress.update(f"reading {source.path.name}: {self._survey.rows - before[0]} rows")
+        for file in source.files:
+            rows = source.rows(file, self._hash.update)
+            while found := list(islice(rows, _BATCH)):
+                batch = [(line, row) for line, row in found if not isinstance(row, Fault)]
+                if shape is None and batch:
+                    shape = chosen_shape(file, batch)
+                    self._clash(str(file), batch[0][0], shape)
+                for line, fault in found:
+                    if isinstance(fault, Fault):
+                        self._survey.fault(str(file), line, fault)
+                if shape:
+                    self._reader.survey(self._survey, str(file), order, batch, shape)
+                self._progress.update(f"reading {file.name}: {self._survey.rows - before[0]} rows")
         seen, kept = self._survey.rows - before[0], self._survey.kept - before[1]
         if not seen and not self._survey.problems.stopping():
             raise no_rows(source.path)
         if source.sample is not None and seen:
             drawn = f"trains {source.sample} rows drawn from {seen}; lengths describe all of them"
-            self._survey.problems.add("sampled", file, 1, drawn, drops_row=False)
+            self._survey.problems.add("sampled", str(source.files[0]), 1, drawn, drops_row=False)
             left = (self._drawn[0] + source.sample - seen, self._drawn[1] + round(source.sample * kept / seen) - kept)
             self._drawn = left
 

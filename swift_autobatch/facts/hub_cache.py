@@ -71,6 +71,26 @@ def cached_folder(model_id: str, env: Environment, hub: Hub, file: str = "config
     return None
 
 
+def cached_dataset(dataset_id: str, env: Environment, hub: Hub) -> Path | None:
+    """The newest cached folder of a dataset that holds a file; the engine's own hub is looked at first.
+
+    Source: huggingface_hub's cache layout; modelscope dataset_snapshot_download (datasets/owner/name, and hub/ before).
+    """
+    owner, _, name = dataset_id.partition("/")
+    repo = f"datasets--{owner}--{name}"
+    found: list[tuple[bool, Iterator[Path]]] = [(True, _snapshots(hugging_face_cache(env) / repo, hub.revision))]
+    for root in (modelscope_cache(env), modelscope_cache(env) / "hub"):
+        base = root / "datasets"
+        found.append((False, _snapshots(base / f"{owner}--{name}", hub.revision)))
+        found.append((False, iter([base / owner / name, base / owner / name / "master" / "raw"])))
+    found.sort(key=lambda entry: entry[0] != hub.hugging_face)
+    for _, folders in found:
+        for folder in folders:
+            if folder.is_dir() and any(path.is_file() and path.suffix for path in folder.rglob("*.*")):
+                return folder
+    return None
+
+
 def modelscope_cache(env: Environment) -> Path:
     """Where ModelScope's client keeps its repositories, in ``models/``."""
     chosen = env.variables.get("MODELSCOPE_CACHE")

@@ -12,7 +12,7 @@ from swift_autobatch.facts.json_mend import SPACE, checked, mend, strict
 from swift_autobatch.facts.lines import Decoder, Fault, Stream, Update, lines
 
 _TALLEST = 1_000_000  # lines of one indented object
-# An object over several lines, or two on one, are read only while the file fits one chunk of the engine's loader.
+# An object over several lines is read only while the file fits one chunk of the engine's loader.
 # Source: datasets packaged_modules/json/json.py, chunksize 10 MiB.
 LOADER_CHUNK_BYTES = 10 << 20
 
@@ -47,7 +47,7 @@ def json_rows(
         if text.strip() == "{":
             yield from _indented(number, text, read, size)
         else:
-            yield from line_rows(number, text, size)
+            yield from line_rows(number, text)
 
 
 def _something_before(text: str) -> Fault:
@@ -58,13 +58,12 @@ def _something_before(text: str) -> Fault:
     )
 
 
-def line_rows(number: int, text: str, size: int = 0) -> Iterator[tuple[int, Any]]:
+def line_rows(number: int, text: str) -> Iterator[tuple[int, Any]]:
     """The rows on one line, and what is wrong with it: one row, though the engine takes several.
 
     Args:
         number: its line.
         text: the line, decoded.
-        size: bytes of the file: above the loader's chunk several rows on a line may be cut apart.
     """
     text = text.rstrip(SPACE)  # so that a row that is cut off ends on its own line
     at = len(text) - len(text.lstrip(SPACE))
@@ -84,12 +83,7 @@ def line_rows(number: int, text: str, size: int = 0) -> Iterator[tuple[int, Any]
             at += 1
         found += 1
         if found == 1 and at < len(text) and text[at] in "{[":
-            yield number, _several(size)
-
-
-def _several(size: int) -> Fault:
-    code = "several-on-a-line" if size <= LOADER_CHUNK_BYTES else "several-in-large-file"
-    return Fault(code=code, text="more than one object on the line")
+            yield number, Fault(code="several-on-a-line", text="more than one object on the line")
 
 
 def _broken(number: int, text: str, at: int, error: Exception, found: int) -> Iterator[tuple[int, Any]]:
@@ -118,5 +112,5 @@ def _indented(number: int, text: str, read: Iterator[tuple[int, str | Fault]], s
         if more.rstrip(SPACE + ",") == closing:
             break
     if size > LOADER_CHUNK_BYTES:
-        yield number, Fault(code="several-in-large-file", text="an object is spread over several lines")
+        yield number, Fault(code="indented-large-file", text="an object is spread over several lines")
     yield from line_rows(number, "".join(parts))
