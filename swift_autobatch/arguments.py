@@ -159,6 +159,8 @@ def _kernels(candidate: Candidate) -> dict[str, Sourced[Value]]:
     ):
         if value:
             args[flag] = Sourced(value="true", source=why)
+    if candidate.optim != "adamw_torch_fused":
+        args["optim"] = Sourced(value=candidate.optim, source=f"{why}: smaller optimizer states")
     return args
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -23,13 +23,24 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 _LENGTH_STEP = 256
 
 
+Family = tuple[Candidate, ...]  # alike but for the micro batch, ascending, and the accumulation that follows from it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What the search found: legal candidates, illegal ones with their rule, strategies that do not apply."""
+    """What may be chosen from: legal candidates, illegal ones with their rule, strategies that do not apply.
 
-    legal: tuple[Candidate, ...]
-    illegal: tuple[Illegal, ...]
+    ``unrendered`` is legal but for the renderer: Megatron, which is predicted and explained but never chosen.
+    """
+
+    families: tuple[Family, ...]
+    illegal: tuple[Illegal, ...]  # the first of each strategy and rule
     skipped: tuple[tuple[str, str], ...]  # (strategy, why not)
+    unrendered: tuple[Family, ...] = ()
+
+    @property
+    def legal(self) -> tuple[Candidate, ...]:
+        return tuple(itertools.chain.from_iterable(self.families))
 
 
 def enumerate_space(
@@ -45,38 +56,53 @@ def enumerate_space(
         pins: candidate fields that engine flags decide (:func:`pins.pinned_fields`).
         max_length: the cut to plan for; None: no row is cut.
 
+    Returns:
+        the space, which may hold nothing legal: :func:`refusal` says why.
+
     Raises:
-        UsageError: a forced strategy does not exist or cannot apply, or no rule allows the pinned combination.
+        UsageError: a forced strategy does not exist.
     """
     chosen = [find_strategy(request.strategy.value, table)] if request.strategy.value else list(table)
     forced = request.strategy.value is not None
-    legal: list[Candidate] = []
-    illegal: list[Illegal] = []
-    skipped: list[tuple[str, str]] = []
+    found = _Found()
     for strategy in chosen:
-        why_not = _does_not_apply(strategy, facts, pins, forced) or _pinned_otherwise(strategy, pins, request)
+        why_not = _does_not_apply(strategy, facts, request, pins) or _pinned_otherwise(strategy, pins, request)
         if why_not:
-            skipped.append((strategy.name, why_not))
-            continue
-        _expand(strategy, facts, request, pins, max_length, legal, illegal)
-    if not legal and not illegal and not forced:
+            found.skipped.append((strategy.name, why_not))
+        else:
+            _expand(strategy, facts, request, pins, max_length, found)
+    if not found.families and not found.illegal and not forced and _pinned_otherwise(_PINNED, pins, request) is None:
         # The pins name a combination that no recipe stands for: plan exactly that.
-        free = Strategy(
-            name="pinned",
-            summary="as pinned by flags",
-            when={},
-            use={},
-            search={"micro_batch": ("auto",), "gradient_checkpointing": (True, False)},
-            because="Every choice that a strategy makes was pinned.",
-            limits="",
-            example="",
-            path="",
-        )
-        if _pinned_otherwise(free, pins, request) is None:
-            _expand(free, facts, request, pins, max_length, legal, illegal)
-    if not legal:
-        raise _refusal(request, illegal, skipped, pins)
-    return Space(legal=tuple(legal), illegal=tuple(illegal), skipped=tuple(skipped))
+        _expand(_PINNED, facts, request, pins, max_length, found)
+    return Space(
+        families=tuple(found.families),
+        illegal=tuple(found.illegal.values()),
+        skipped=tuple(found.skipped),
+        unrendered=tuple(found.unrendered),
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the expansion has met so far."""
+
+    families: list[Family] = field(default_factory=list)
+    unrendered: list[Family] = field(default_factory=list)
+    illegal: dict[tuple[str, str], Illegal] = field(default_factory=dict)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+
+_PINNED = Strategy(
+    name="pinned",
+    summary="as pinned by flags",
+    when={},
+    use={},
+    search={"micro_batch": ("auto",), "gradient_checkpointing": (True, False)},
+    because="Every choice that a strategy makes was pinned.",
+    limits="",
+    example="",
+    path="",
+)
 
 
 def decided_space(facts: Facts, request: Request, pins: Mapping[str, Sourced[Any]]) -> Space:
@@ -107,7 +133,7 @@ def decided_space(facts: Facts, request: Request, pins: Mapping[str, Sourced[Any
             where=recipe.path,
             hints=(broken.fix,),
         )
-    return Space(legal=(candidate,), illegal=(), skipped=())
+    return Space(families=((candidate,),), illegal=(), skipped=())
 
 
 def length_for(facts: Facts, longest: int) -> int:
@@ -132,7 +158,7 @@ def default_dtype(facts: Facts) -> Sourced[Dtype]:
     return Sourced(value="float32", source="CPU: fp16 does not train there")
 
 
-def _does_not_apply(strategy: Strategy, facts: Facts, pins: Mapping[str, Sourced[Any]], forced: bool) -> str | None:
+def _does_not_apply(strategy: Strategy, facts: Facts, request: Request, pins: Mapping[str, Sourced[Any]]) -> str | None:
     """Why a strategy's ``when`` excludes it. A forced one may be rehearsed on a CPU and on short rows."""
     when, machine = strategy.when, facts.machine
     tuner = pins["tuner"].value if "tuner" in pins else "lora"
@@ -145,12 +171,14 @@ def _does_not_apply(strategy: Strategy, facts: Facts, pins: Mapping[str, Sourced
         return f"it is for {devices['max']} device, there are {machine.processes}"
     if when.get("accelerator") == "cpu" and machine.gpus:
         return "it is for machines without an accelerator"
-    if forced:
+    if request.strategy.value is not None:
         return None
     if "accelerator" in when and when["accelerator"] != machine.accelerator:
         return f"it needs a {when['accelerator'].upper()}"
     if when.get("on_request"):
         return f"only on request: --strategy {strategy.name}"
+    if request.prefer.value not in when.get("prefer", (request.prefer.value,)):
+        return f"only on request: --strategy {strategy.name}, or --prefer {' or '.join(when['prefer'])}"
     tokens = when.get("tokens", {})
     if facts.data.max_tokens < tokens.get("min", 0):
         return f"the longest row has {facts.data.max_tokens} tokens, it is for {tokens['min']} or more"
@@ -190,34 +218,42 @@ def _expand(
     request: Request,
     pins: Mapping[str, Sourced[Any]],
     max_length: int | None,
-    legal: list[Candidate],
-    illegal: list[Illegal],
+    found: _Found,
 ) -> None:
-    for candidate in _candidates(strategy, facts, request, pins, max_length):
-        broken = rules.check(candidate, facts)
+    """Adds a strategy's families to ``found``. No rule reads the micro batch, so one member answers for its family."""
+    for members in _families(strategy, facts, request, pins, max_length):
+        first = next(members)
+        broken = rules.check(first, facts)
         if broken is None:
-            legal.append(candidate)
-        else:
-            illegal.append(broken)
+            found.families.append((first, *members))
+            continue
+        found.illegal.setdefault((strategy.name, broken.rule), broken)
+        if broken.rule == rules.UNRENDERED:
+            found.unrendered.append((first, *members))
 
 
-def _candidates(
+def _families(
     strategy: Strategy, facts: Facts, request: Request, pins: Mapping[str, Sourced[Any]], max_length: int | None
-) -> Iterator[Candidate]:
+) -> Iterator[Iterator[Candidate]]:
     base = _base(facts, pins, max_length)
     knobs = [name for name in strategy.search if name != "micro_batch" and name not in pins]
     allowed = METHODS.get(request.parallel_method.value)
+    world = facts.machine.processes
     for values in itertools.product(*(strategy.search[name] for name in knobs)):
         fields = {**base, **strategy.use, **dict(zip(knobs, values, strict=True)), **_values(pins)}
         if "parallel" not in fields:
-            fields["parallel"] = "ddp" if facts.machine.processes > 1 else "none"
+            fields["parallel"] = "ddp" if world > 1 else "none"
         if allowed and fields["parallel"] not in allowed:
             continue
-        alone = facts.machine.processes == 1
-        if "parallel" not in pins and fields["parallel"] == ("ddp" if alone else "none"):
+        if "parallel" not in pins and fields["parallel"] == ("ddp" if world == 1 else "none"):
             continue  # data parallel over one process, or several processes that know nothing of each other
-        ranks = facts.machine.processes // (fields.get("sp", 1) * fields.get("tp", 1))
-        yield from _batches(strategy, fields, max(1, ranks), request, facts)
+        split = fields.get("sp", 1) * fields.get("tp", 1) * fields.get("pp", 1) * fields.get("cp", 1)
+        if split > world and not _SPLITS & set(pins):
+            continue  # more parts than cards: no rule needs to say so
+        yield _batches(strategy, fields, max(1, world // split), request, facts)
+
+
+_SPLITS = frozenset({"sp", "tp", "pp", "cp"})
 
 
 def _batches(
@@ -239,9 +275,11 @@ def _micro_batches(strategy: Strategy, target: int, ranks: int, facts: Facts) ->
     wanted = strategy.search.get("micro_batch", ("auto",))
     if wanted != ("auto",):
         return tuple(int(size) for size in wanted)
-    limit = max(1, min(ceil(target / ranks), ceil(max(1, facts.data.kept) / ranks)))
-    sizes = {2**power for power in range(limit.bit_length()) if 2**power <= limit}
-    return tuple(sorted(sizes | ({limit} if target % (limit * ranks) == 0 else set())))
+    share = ceil(target / ranks)
+    limit = max(1, min(share, ceil(max(1, facts.data.kept) / ranks)))
+    powers = {2**power for power in range(limit.bit_length())}
+    divisors = {size for size in range(1, limit + 1) if share % size == 0}  # these reach the asked batch exactly
+    return tuple(sorted(size for size in powers | divisors if size <= limit))
 
 
 def _base(facts: Facts, pins: Mapping[str, Sourced[Any]], max_length: int | None) -> dict[str, Any]:
@@ -285,40 +323,3 @@ def _longest_kept(facts: Facts, limit: int) -> int:
 
 def _values(pins: Mapping[str, Sourced[Any]]) -> dict[str, Any]:
     return {name: pin.value for name, pin in pins.items() if name != "max_length"}
-
-
-def _refusal(
-    request: Request,
-    illegal: list[Illegal],
-    skipped: list[tuple[str, str]],
-    pins: Mapping[str, Sourced[Any]],
-) -> UsageError:
-    """No legal candidate: name the rule that the most promising one breaks, else why nothing applies."""
-    if illegal:
-        first = illegal[0]
-        sources = sorted({pin.source for pin in pins.values() if pin.source.startswith("flag ")})
-        return UsageError(
-            f"no legal plan: {first.why} (rule {first.rule})",
-            where=", ".join(source.removeprefix("flag ") for source in sources) or "--strategy",
-            hints=(first.fix,),
-        )
-    if request.strategy.value:
-        name, why = skipped[0]
-        return UsageError(
-            f"strategy {name} cannot be used here: {why}",
-            where="--strategy",
-            hints=("drop --strategy to let the planner choose", "'autoswift recipes ls' says for whom each one is"),
-        )
-    if request.parallel_method.value == "megatron":
-        return UsageError(
-            "megatron sft is not rendered by this version",
-            where="--parallel-method",
-            hints=("--parallel-method deepspeed", "--parallel-method fsdp"),
-        )
-    return UsageError(
-        f"no strategy allows --parallel-method {request.parallel_method.value} with these flags on "
-        f"{'one device' if len(skipped) else 'this machine'}",
-        where="--parallel-method",
-        figures=tuple(f"{name}: {why}" for name, why in skipped[:6]),
-        hints=("--parallel-method auto",),
-    )

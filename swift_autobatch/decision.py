@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from swift_autobatch import arguments
+from swift_autobatch import arguments, machines
 from swift_autobatch.candidates import decided_space, length_for
 from swift_autobatch.errors import AutoswiftError, NothingFitsError, UsageError
 from swift_autobatch.pins import pinned_fields
-from swift_autobatch.predict import predict
 from swift_autobatch.records import Candidate, Facts, Reason, Recipe, Request
 from swift_autobatch.render.engine_config import configs
+from swift_autobatch.search import cost
 from swift_autobatch.tables import DIALECT
 from swift_autobatch.units import show_gib
 
@@ -37,6 +37,8 @@ def broken(request: Request, facts: Facts, root: str) -> tuple[Reason, ...]:
     assert recipe is not None
     if recipe.candidate is None:
         return (Reason(code="unplanned", text="it was never planned, it holds a request only"),)
+    if request.prefer.value == "fewest-gpus":
+        facts = machines.as_decided(facts, recipe)
     found = [*_elsewhere(recipe, facts), *_asked_otherwise(request, recipe)]
     if found:
         return tuple(found)  # the rest compares figures, which mean nothing on another machine or for another job
@@ -75,7 +77,7 @@ def _asked_otherwise(request: Request, recipe: Recipe) -> Iterator[Reason]:
 
 
 def _no_room(candidate: Candidate, facts: Facts) -> Iterator[Reason]:
-    needs = predict(facts, candidate)
+    needs = cost(facts, candidate)
     if needs.demand_bytes > needs.budget_bytes:
         figures = f"{show_gib(needs.demand_bytes)} of {show_gib(needs.budget_bytes)} a device"
         yield Reason(code="memory", text=f"it does not fit into what is free now: it needs {figures}")

@@ -1,44 +1,42 @@
 """Chooses deterministically; keeps the runners-up and why each lost.
 
-Order of choice: pins; the asked batch; no dropped rows; 16-bit before 4-bit before weights streamed from the host;
-then the fastest. Never from lora to full or back.
+Order of choice: pins; nothing that changes what is learned; the asked batch; no dropped rows; 16-bit before 4-bit
+before weights streamed from the host; then the fastest (:func:`search.order_for`, which ``--prefer`` bends). Never from
+lora to full or back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from math import log
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import arguments, schedule, shortfall
+from swift_autobatch import arguments, explain, machines, schedule, shortfall
 from swift_autobatch.candidates import Space, decided_space, enumerate_space, length_for
 from swift_autobatch.effective import effective
+from swift_autobatch.errors import UsageError
 from swift_autobatch.pins import pinned_fields
-from swift_autobatch.predict import predict
-from swift_autobatch.records import (
-    Candidate,
-    Facts,
-    Plan,
-    Prediction,
-    Request,
-    RunnerUp,
-    Sourced,
-    Strategy,
-)
-from swift_autobatch.units import show_gib, show_seconds
+from swift_autobatch.records import Candidate, Facts, Plan, Request, Sourced, Strategy
+from swift_autobatch.refusal import refusal
+from swift_autobatch.search import Costs, Order, Scored, best, nearest, order_for
 
-Scored = tuple[Candidate, Prediction]
-_RUNNERS_UP = 8
-_UNANSWERED = ("no-assistant-turn", "empty-answer", "masked")
-_SAME_SPEED = 1.02  # within 2 % is the same speed: then the one with more memory to spare wins
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What the search decided, and what it looked at. ``best`` is None where nothing fits."""
+
+    facts: Facts  # with fewer cards than asked about where fewest-gpus narrowed them
+    space: Space
+    costs: Costs
+    order: Order
+    best: Scored | None
 
 
 def make_plan(request: Request, facts: Facts, table: tuple[Strategy, ...], root: str, home: str) -> Plan:
-    """The fastest legal plan that fits, with its reasons.
+    """The best legal plan that fits, with its reasons.
 
     Args:
         table: the strategy table.
@@ -50,11 +48,13 @@ def make_plan(request: Request, facts: Facts, table: tuple[Strategy, ...], root:
         NothingFitsError: legal plans exist and none fits; the hints are edits that were tried and fit.
     """
     pins = pinned_fields(request, Path(root))
-    space, scored = _search(request, facts, table, pins)
-    fitting = [pair for pair in scored if pair[1].fits]
-    if not fitting:
-        raise shortfall.explain(request, facts, table, pins, scored)
-    chosen, prediction = min(fitting, key=lambda pair: _preference(pair, request))
+    choice = choose(request, facts, table, pins)
+    if choice.best is None:
+        missed = nearest(choice.space.families, choice.costs)
+        assert missed is not None  # an empty space was refused
+        raise shortfall.explain(request, facts, table, pins, missed)
+    chosen, prediction = choice.best
+    facts = choice.facts
     steps = schedule.count_steps(chosen, facts, request)
     args = arguments.engine_args(chosen, facts, request, steps, root, home)
     env = arguments.environment(chosen, facts)
@@ -68,10 +68,10 @@ def make_plan(request: Request, facts: Facts, table: tuple[Strategy, ...], root:
         env=env,
         steps_per_epoch=steps.per_epoch,
         total_steps=steps.total,
-        notes=_notes(chosen, prediction, facts, request),
-        proposals=_proposals(chosen, facts, request, steps),
-        runners_up=_runners_up(chosen, prediction, scored, space, request),
-        illegal=space.illegal,
+        notes=explain.notes(chosen, prediction, choice.costs, request),
+        proposals=_proposals(facts, request, steps),
+        runners_up=explain.runners_up(choice.best, choice.space, choice.costs, choice.order, request),
+        illegal=choice.space.illegal,
         machine_class=facts.machine.machine_class,
         digest=_digest(chosen, args, env, facts),
         because=strategy.because if strategy else "every choice was pinned",
@@ -79,32 +79,52 @@ def make_plan(request: Request, facts: Facts, table: tuple[Strategy, ...], root:
     )
 
 
-def _search(
+def choose(request: Request, facts: Facts, table: tuple[Strategy, ...], pins: Mapping[str, Sourced[Any]]) -> Choice:
+    """The first in the order of choice that fits; where no row length fits whole, on shorter cuts, longest first.
+
+    Raises:
+        UsageError: the pins allow no legal combination.
+    """
+    first: Choice | None = None
+    refused: UsageError | None = None
+    for narrowed in _narrowed(request, facts):
+        try:
+            for choice in _attempts(request, narrowed, table, pins):
+                first = first or choice
+                if choice.best is not None:
+                    return choice
+        except UsageError as error:  # fewer cards than the pins need
+            refused = error
+    if first is None:
+        assert refused is not None
+        raise refused
+    return first
+
+
+def _narrowed(request: Request, facts: Facts) -> Iterator[Facts]:
+    """The machine as it is, or under ``--prefer fewest-gpus`` its first card, its first two, and so on."""
+    if request.prefer.value != "fewest-gpus" or not facts.machine.gpus:
+        yield facts
+    elif request.decided is not None:
+        yield machines.as_decided(facts, request.decided)
+    else:
+        yield from (machines.fewer_cards(facts, count) for count in range(1, len(facts.machine.gpus) + 1))
+
+
+def _attempts(
     request: Request, facts: Facts, table: tuple[Strategy, ...], pins: Mapping[str, Sourced[Any]]
-) -> tuple[Space, list[Scored]]:
-    """Costs every legal candidate; where no row length fits whole, tries shorter cuts, longest first."""
+) -> Iterator[Choice]:
+    costs, order = Costs(facts), order_for(request)
     if request.decided is not None:
         space = decided_space(facts, request, pins)
-        return space, [(candidate, predict(facts, candidate)) for candidate in space.legal]
-    space, scored = _cost(request, facts, table, pins, None)
-    if any(prediction.fits for _, prediction in scored) or "max_length" in pins:
-        return space, scored
-    for cut in _cuts(facts):
-        shorter, costed = _cost(request, facts, table, pins, cut)
-        if any(prediction.fits for _, prediction in costed):
-            return shorter, costed
-    return space, scored
-
-
-def _cost(
-    request: Request,
-    facts: Facts,
-    table: tuple[Strategy, ...],
-    pins: Mapping[str, Sourced[Any]],
-    max_length: int | None,
-) -> tuple[Space, list[Scored]]:
-    space = enumerate_space(facts, request, table, pins, max_length)
-    return space, [(candidate, predict(facts, candidate)) for candidate in space.legal]
+        yield Choice(facts=facts, space=space, costs=costs, order=order, best=best(space.families, costs, order))
+        return
+    cuts = () if "max_length" in pins else _cuts(facts)
+    for cut in (None, *cuts):
+        space = enumerate_space(facts, request, table, pins, cut)
+        if not space.families:
+            raise refusal(request, facts, space, pins)
+        yield Choice(facts=facts, space=space, costs=costs, order=order, best=best(space.families, costs, order))
 
 
 def _cuts(facts: Facts) -> tuple[int, ...]:
@@ -114,137 +134,7 @@ def _cuts(facts: Facts) -> tuple[int, ...]:
     return tuple(sorted((cut for cut in kept if cut < facts.data.max_tokens), reverse=True))
 
 
-def _preference(pair: Scored, request: Request) -> tuple[Any, ...]:
-    """Smaller is better, in the order of choice; the last entries only make ties deterministic."""
-    candidate, prediction = pair
-    return (
-        _batch_excess(candidate, request),
-        candidate.weights_rank,
-        round(log(max(prediction.epoch_s, 1e-9)) / log(_SAME_SPEED)),
-        candidate.offload,  # at the same speed, the plan with fewer moving parts
-        prediction.demand_bytes,
-        prediction.host_p99_bytes,
-        candidate.strategy,
-        -candidate.micro_batch,
-    )
-
-
-def _batch_excess(candidate: Candidate, request: Request) -> int:
-    return abs(candidate.effective_batch - request.global_batch.value)
-
-
-def _runners_up(
-    chosen: Candidate, best: Prediction, scored: Sequence[Scored], space: Space, request: Request
-) -> tuple[RunnerUp, ...]:
-    """The best of every other strategy and the chosen one's next micro batches, each with why it lost."""
-    picked: dict[tuple[str, int], Scored] = {}
-    for pair in sorted(scored, key=lambda item: _interest(item, request)):
-        candidate = pair[0]
-        if candidate == chosen:
-            continue
-        same = candidate.strategy == chosen.strategy
-        key = (candidate.strategy, candidate.micro_batch if same else 0)
-        if same and candidate.micro_batch == chosen.micro_batch:
-            continue
-        picked.setdefault(key, pair)
-    lost = [
-        RunnerUp(candidate=pair[0], prediction=pair[1], why=_why_not(pair, chosen, best, request))
-        for pair in picked.values()
-    ]
-    named = {candidate.strategy for candidate, _ in scored}
-    for item in space.illegal:
-        if item.candidate.strategy not in named:
-            named.add(item.candidate.strategy)
-            lost.append(RunnerUp(candidate=item.candidate, prediction=None, why=f"not legal: {item.why}"))
-    return tuple(lost[:_RUNNERS_UP])
-
-
-def _interest(pair: Scored, request: Request) -> tuple[Any, ...]:
-    """Which of several variants stands for a strategy: the best that fits, else the one nearest to fitting."""
-    prediction = pair[1]
-    if prediction.fits:
-        return (False, *_preference(pair, request))
-    return (True, max(prediction.demand_bytes - prediction.budget_bytes, 0), prediction.host_p99_bytes)
-
-
-def _why_not(pair: Scored, chosen: Candidate, best: Prediction, request: Request) -> str:
-    candidate, prediction = pair
-    if prediction.demand_bytes > prediction.budget_bytes:
-        return f"does not fit: needs {show_gib(prediction.demand_bytes)} of {show_gib(prediction.budget_bytes)} a card"
-    if prediction.host_p99_bytes > prediction.host_budget_bytes:
-        return (
-            f"does not fit: needs {show_gib(prediction.host_p99_bytes)} of {show_gib(prediction.host_budget_bytes)} "
-            "host RAM"
-        )
-    if _batch_excess(candidate, request) > _batch_excess(chosen, request):
-        return f"effective batch {candidate.effective_batch}, asked for {request.global_batch.value}"
-    ratio = prediction.epoch_s / best.epoch_s
-    if candidate.weights_rank > chosen.weights_rank:
-        what = "4-bit" if candidate.quant != "none" else "weights streamed from the host"
-        return f"{what} only when nothing better fits; {ratio:.2f} x the time"
-    if ratio <= _SAME_SPEED:
-        return f"no faster (within 2 %), {show_gib(prediction.demand_bytes)} instead of {show_gib(best.demand_bytes)}"
-    return f"{ratio:.2f} x the time: {show_seconds(prediction.epoch_s)} an epoch"
-
-
-def _notes(candidate: Candidate, prediction: Prediction, facts: Facts, request: Request) -> tuple[str, ...]:
-    """What had to give comes first."""
-    notes = []
-    data = facts.data
-    effective_batch, target = candidate.effective_batch, request.global_batch.value
-    if effective_batch != target:
-        ranks = candidate.dp
-        notes.append(
-            f"effective batch {effective_batch} instead of {target}: the least multiple of "
-            f"{candidate.micro_batch} x {ranks} ranks; the learning rate follows"
-        )
-    dropped = sum(length > candidate.max_length for length in data.lengths) * data.kept // max(1, len(data.lengths))
-    if dropped and facts.cuts_rows:
-        notes.append(f"about {dropped} of {data.kept} rows are longer than {candidate.max_length} tokens: cut")
-    elif dropped:
-        notes.append(f"about {dropped} of {data.kept} rows are longer than {candidate.max_length} tokens: dropped")
-    if candidate.quant != "none" and "quant_bits" not in request.pins and not request.strategy.value:
-        notes.append("4-bit weights: in 16-bit the model does not fit on the card")
-    if candidate.weights_rank == 2 and not request.strategy.value:
-        notes.append("weights stay in host RAM and cross PCIe for every layer: slow, but nothing else fits")
-    if candidate.parallel == "zero2_offload":
-        notes.append(_offload_words(candidate, prediction, facts))
-    if candidate.accumulation > schedule.COMFORTABLE_ACCUMULATION:
-        notes.append(f"accumulation {candidate.accumulation} is above the comfortable 8-16: warmup 0.10, keep clipping")
-    if not data.exact:
-        notes.append(f"token lengths: {data.tokenizer}; the longest row is planned for at {data.max_tokens} tokens")
-    if data.rows > data.kept:
-        notes.append(f"{data.rows - data.kept} of {data.rows} rows will not train; see 'problems' in --json")
-    unanswered = [problem for problem in data.problems if problem.code in _UNANSWERED and not problem.drops_row]
-    if unanswered and data.mean_supervised_tokens > 0:
-        first = unanswered[0]
-        notes.append(
-            f"rows with no answer or an empty one, which teach nothing: {len(unanswered)}, "
-            f"first {Path(first.file).name}:{first.line}"
-        )
-    if data.media_rows:
-        blind = "" if facts.model.params_vision else f", and {facts.model.id} is a text model"
-        notes.append(
-            f"rows with images, video or audio: {data.media_rows}; their tokens are not counted, so memory, time and "
-            f"max_length are too low{blind}; the dry run measures them"
-        )
-    if data.mean_supervised_tokens == 0:
-        notes.append("no row has a token to learn from: every label is masked, the dry run will refuse it")
-    if facts.model.quantised:
-        notes.append(f"the checkpoint is already quantised ({facts.model.quantised})")
-    return tuple(notes)
-
-
-def _offload_words(candidate: Candidate, prediction: Prediction, facts: Facts) -> str:
-    """What the optimizer offload gains and costs, beside the same plan without it."""
-    without = predict(facts, replace(candidate, parallel="none" if candidate.world == 1 else "zero2"))
-    freed = without.demand_bytes - prediction.demand_bytes
-    gain = f"frees {show_gib(freed)} a card" if freed > 0 else f"frees nothing on the card ({show_gib(-freed)} more)"
-    slower = prediction.step_s - without.step_s
-    return f"the optimizer offload {gain} and costs {show_seconds(max(slower, 0.0))} a step"
-
-
-def _proposals(candidate: Candidate, facts: Facts, request: Request, steps: schedule.Steps) -> tuple[str, ...]:
+def _proposals(facts: Facts, request: Request, steps: schedule.Steps) -> tuple[str, ...]:
     """Flags that change what is learned: proposed with their reason, never applied unasked."""
     offers = []
     data = facts.data

@@ -22,7 +22,7 @@ from swift_autobatch.tables import dialect
 from swift_autobatch.yaml_file import PROJECT, STRATEGY, Problem, kind_of, read_yaml
 
 # The keys of ``request`` that are options of ours; all others of a layer are engine flags.
-_OURS = ("model", "dataset", "strategy", "parallel_method", "global_batch", "lr_scaling", "lr_base", "nproc")
+_OURS = ("model", "dataset", "strategy", "parallel_method", "prefer", "global_batch", "lr_scaling", "lr_base", "nproc")
 
 
 def read_recipe(path: Path, shown: str | None = None) -> Recipe:

@@ -121,6 +121,7 @@ class Request:
     gate_timeout_s: Sourced[float]
     recipe: Recipe | None = None
     overrides: tuple[Sourced[str], ...] = ()  # names that a flag or variable sets otherwise than the recipe
+    prefer: Sourced[str] = field(default_factory=lambda: Sourced(value="auto", source="default"))  # PREFERENCES
     decided: Recipe | None = None
     locked: bool = False  # stop when the recipe does not hold here, instead of planning again
     save_recipe: str | None = None  # file for the decision, written after success
@@ -370,7 +371,7 @@ class Candidate:
     optim: str = "adamw_torch_fused"
     use_logits_to_keep: bool | None = None  # None: the engine decides
     group_by_length: bool = False
-    freezes: tuple[str, ...] = ()
+    bucket_elements: int | None = None  # of ZeRO-1/2's reduce and gather buckets; None: the engine's preset
 
     @property
     def dp(self) -> int:

@@ -27,6 +27,7 @@ INTERNAL = frozenset({"AUTOSWIFT_JOB", "AUTOSWIFT_TELEMETRY_DIR"})  # what we ha
 DEFAULT_GLOBAL_BATCH = 16
 DEFAULT_GATE_TIMEOUT_S = 1800.0  # loading a 70B model from a network disk takes a quarter of an hour
 PARALLEL_METHODS = ("auto", "deepspeed", "fsdp", "megatron", "none")
+PREFERENCES = ("auto", "speed", "quality", "memory", "fewest-gpus")
 LR_SCALINGS = ("sqrt", "linear", "none")
 
 # A layer of settings by name (ours or the engine's); a project recipe is one.
@@ -37,7 +38,7 @@ SHARED = ("model", "dataset", "output_dir")
 
 # Options that say what to plan; a project recipe holds them, and another value than its own overrides it. (--nproc,
 # --gpus and --hardware change the machine: its class is compared.)
-PLANNED = ("model", "dataset", "strategy", "parallel_method", "global_batch", "lr_scaling", "lr_base")
+PLANNED = ("model", "dataset", "strategy", "parallel_method", "prefer", "global_batch", "lr_scaling", "lr_base")
 
 
 # ------------------------------------------------------------------------------------------------ our options
@@ -118,6 +119,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "strategy": Option(default=None, parse=_text),
         "parallel_method": Option(default="auto", parse=_one_of(PARALLEL_METHODS)),
+        "prefer": Option(default="auto", parse=_one_of(PREFERENCES)),
         "global_batch": Option(default=DEFAULT_GLOBAL_BATCH, parse=_whole),
         "lr_scaling": Option(default="sqrt", parse=_one_of(LR_SCALINGS)),
         "lr_base": Option(default=None, parse=_lr_base),
@@ -290,6 +292,7 @@ def build_request(
         pins=MappingProxyType(pins),
         strategy=_ours("strategy", settings),
         parallel_method=_ours("parallel_method", settings),
+        prefer=_ours("prefer", settings),
         global_batch=_ours("global_batch", settings),
         lr_scaling=_ours("lr_scaling", settings),
         lr_base=_ours("lr_base", settings),

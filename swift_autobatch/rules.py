@@ -13,6 +13,14 @@ from math import gcd
 from swift_autobatch.records import Candidate, Facts, Illegal
 
 FLASH = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+UNRENDERED = "megatron-not-rendered"
+# Model types that liger-kernel 0.6 patches; on others its fused loss never runs.
+# Source: liger_kernel/transformers/monkey_patch.py MODEL_TYPE_TO_APPLY_LIGER_FN.
+LIGER_TYPES = frozenset(
+    "gemma gemma2 gemma3_text gemma3 glm4 glm4v granite internvl llama llama4 llama4_text llava mistral mixtral mllama "
+    "mllama_text_model olmo2 paligemma phi3 qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_vl qwen2_vl_text qwen3 qwen3_moe "
+    "smollm3".split()
+)
 _WRAPPED_BY_SEQUENCE_PARALLEL = (None, "sdpa", "flash_attn", "flash_attention_2")
 
 
@@ -140,7 +148,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="flash-not-installed",
-        when=lambda c, f: _flash(c) and bool(f.machine.gpus) and _lacks(f, "flash-attn"),
+        when=lambda c, f: _flash(c) and bool(f.machine.gpus) and c.parallel != "megatron" and _lacks(f, "flash-attn"),
         why="the flash-attn package is not installed",
         fix="pip install 'swift-autobatch[flash]', or drop what asks for it (--attn_impl, --packing, --strategy)",
         proof="transformers/modeling_utils.py:1580-1653 ImportError at model load",
@@ -260,11 +268,32 @@ RULES: tuple[Rule, ...] = (
         proof="transformers/quantizers/quantizer_bnb_4bit.py",
     ),
     Rule(
+        id="8bit-optimizer-not-installed",
+        when=lambda c, f: "8bit" in c.optim and _lacks(f, "bitsandbytes"),
+        why="bitsandbytes, which 8-bit optimizers are made of, is not installed",
+        fix="pip install bitsandbytes, or drop --optim",
+        proof="transformers/trainer_optimizer.py 'Trainer tried to instantiate bnb optimizer but bnb is not installed'",
+    ),
+    Rule(
         id="liger-not-installed",
         when=lambda c, f: c.liger and _lacks(f, "liger-kernel"),
         why="liger-kernel is not installed",
         fix="pip install 'swift-autobatch[liger]', or drop --use_liger_kernel",
         proof="swift/trainers/arguments.py:258 AssertionError",
+    ),
+    Rule(
+        id="liger-on-cpu",
+        when=lambda c, f: c.liger and c.device == "cpu",
+        why="Liger's kernels are compiled for an accelerator",
+        fix="drop --use_liger_kernel",
+        proof="liger_kernel/ops/*.py are triton.jit functions",
+    ),
+    Rule(
+        id="liger-model",
+        when=lambda c, f: c.liger and f.model.hf_model_type not in LIGER_TYPES,
+        why="liger-kernel has no kernels for this model type: nothing is fused, without an error",
+        fix="drop --use_liger_kernel",
+        proof="liger_kernel/transformers/monkey_patch.py _apply_liger_kernel_to_instance returns for unknown types",
     ),
     Rule(
         id="rows-fewer-than-ranks",
@@ -274,7 +303,41 @@ RULES: tuple[Rule, ...] = (
         proof="swift/dataloader/shard.py:24 total_samples // world_size",
     ),
     Rule(
-        id="megatron-not-rendered",
+        id="megatron-heads",
+        when=lambda c, f: (
+            c.parallel == "megatron" and c.tp > 1 and (f.model.heads % c.tp != 0 or f.model.kv_heads % c.tp != 0)
+        ),
+        why="Megatron splits whole attention and KV heads over the tensor-parallel ranks",
+        fix="a tensor-parallel degree that divides the KV heads",
+        proof="megatron/core/transformer/transformer_config.py __post_init__: num_query_groups % tensor size",
+    ),
+    Rule(
+        id="megatron-layers",
+        when=lambda c, f: c.parallel == "megatron" and f.model.layers % c.pp != 0,
+        why="the pipeline stages must hold equally many layers",
+        fix="a pipeline degree that divides the layers",
+        proof="megatron/core/transformer/transformer_config.py: num_layers % pipeline_model_parallel_size",
+    ),
+    Rule(
+        id="megatron-experts",
+        when=lambda c, f: (
+            c.parallel == "megatron"
+            and c.ep > 1
+            and (f.model.experts % c.ep != 0 or not f.model.experts or (c.world // c.pp) % c.ep != 0)
+        ),
+        why="expert parallel needs experts, and a degree that divides them and the ranks of a pipeline stage",
+        fix="an expert-parallel degree that divides both",
+        proof="megatron/core/transformer/moe/moe_layer.py: num_moe_experts % expert_model_parallel_size",
+    ),
+    Rule(
+        id="megatron-quantised",
+        when=lambda c, f: c.parallel == "megatron" and c.quant != "none",
+        why="megatron sft trains no quantised base",
+        fix="--parallel-method deepspeed, or drop the quantisation",
+        proof="swift/megatron/arguments/megatron_args.py has no quant_method",
+    ),
+    Rule(
+        id=UNRENDERED,
         when=lambda c, f: c.parallel == "megatron",
         why="megatron sft is not rendered by this version",
         fix="--parallel-method deepspeed or fsdp",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from swift_autobatch import machines
 from swift_autobatch.candidates import enumerate_space
-from swift_autobatch.errors import NothingFitsError, UsageError
-from swift_autobatch.predict import predict
+from swift_autobatch.errors import NothingFitsError
 from swift_autobatch.records import Candidate, Facts, Prediction, Request, Sourced, Strategy
-from swift_autobatch.tables import GpuRow, gpus
+from swift_autobatch.search import Costs, Scored, best, order_for
+from swift_autobatch.tables import gpus
 from swift_autobatch.units import GIB, MIB, show_gib
 
 _MAX_CARDS = 8
@@ -23,10 +24,14 @@ def explain(
     facts: Facts,
     table: tuple[Strategy, ...],
     pins: Mapping[str, Sourced[Any]],
-    scored: Sequence[tuple[Candidate, Prediction]],
+    found: Scored,
 ) -> NothingFitsError:
-    """The error for a job that no legal plan fits, with the nearest candidate and edits that do fit."""
-    candidate, prediction = min(scored, key=lambda pair: _shortfall(pair[1]))
+    """The error for a job that no legal plan fits, with the nearest candidate and edits that do fit.
+
+    Args:
+        found: the candidate nearest to fitting, with its prediction.
+    """
+    candidate, prediction = found
     figures = [
         f"nearest: {candidate.strategy}, batch {candidate.micro_batch} x {candidate.accumulation}, "
         f"{candidate.max_tokens} tokens",
@@ -48,13 +53,6 @@ def explain(
         figures=tuple(figures),
         hints=hints or ("a smaller model, or shorter rows (--max_length)",),
     )
-
-
-def _shortfall(prediction: Prediction) -> float:
-    """How far over budget: the worse of card and host, as a share of the budget."""
-    card = prediction.demand_bytes / max(1, prediction.budget_bytes)
-    host = prediction.host_p99_bytes / max(1, prediction.host_budget_bytes)
-    return max(card, host)
 
 
 def _machine_words(facts: Facts) -> str:
@@ -83,14 +81,10 @@ def _edits_that_fit(
 
 def _best(
     request: Request, facts: Facts, table: tuple[Strategy, ...], pins: Mapping[str, Sourced[Any]]
-) -> tuple[Candidate, Prediction] | None:
-    try:
-        space = enumerate_space(facts, request, table, pins)
-    except UsageError:
-        return None
-    costed = ((candidate, predict(facts, candidate)) for candidate in space.legal)
-    fitting = [pair for pair in costed if pair[1].fits]
-    return min(fitting, key=lambda pair: (pair[0].weights_rank, pair[1].epoch_s), default=None)
+) -> Scored | None:
+    """What would be chosen after an edit; None when nothing fits."""
+    space = enumerate_space(facts, request, table, pins)
+    return best(space.families, Costs(facts), order_for(request))
 
 
 def _trials(request: Request, facts: Facts, pins: Mapping[str, Sourced[Any]]) -> Iterator[tuple[str, Trial]]:
@@ -111,7 +105,7 @@ def _trials(request: Request, facts: Facts, pins: Mapping[str, Sourced[Any]]) ->
     ram = facts.machine.host.ram_total_bytes
     for size in _RAM_STEPS_GIB:
         if size * GIB > ram:
-            yield "ram", (f"{size} GiB of host RAM (ram={size})", _with_ram(facts, size * GIB), fields, request)
+            yield "ram", (f"{size} GiB of host RAM (ram={size})", machines.with_ram(facts, size * GIB), fields, request)
     if "tuner" in fields and fields["tuner"].value == "full":
         lora = {**fields, "tuner": Sourced(value="lora", source="tried")}
         yield "lora", ("--tuner_type lora", facts, lora, request)
@@ -120,11 +114,11 @@ def _trials(request: Request, facts: Facts, pins: Mapping[str, Sourced[Any]]) ->
         yield "length", (f"--max_length {length} (drops longer rows)", facts, shorter, request)
     for count in range(2, _MAX_CARDS + 1):
         if facts.machine.gpus and count > len(facts.machine.gpus):
-            yield "cards", (f"{count} such cards", _with_cards(facts, count), fields, request)
+            yield "cards", (f"{count} such cards", machines.with_cards(facts, count), fields, request)
     for name in _LARGER_CARDS if facts.machine.gpus else ():
         row = gpus()[name]
         if row.memory_mib * MIB > facts.machine.gpus[0].total_bytes:
-            yield "card", (f"{len(facts.machine.gpus)} x {name}", _with_card(facts, row), fields, request)
+            yield "card", (f"{len(facts.machine.gpus)} x {name}", machines.with_card(facts, row), fields, request)
 
 
 def _free(request: Request) -> Request:
@@ -135,44 +129,3 @@ def _shorter(facts: Facts, pins: Mapping[str, Sourced[Any]]) -> tuple[int, ...]:
     longest = pins["max_length"].value if "max_length" in pins else facts.data.max_tokens
     lengths = (32768, 16384, 8192, 4096, 2048, 1024, 512)
     return tuple(length for length in lengths if facts.data.p50_tokens <= length < longest)
-
-
-def _with_ram(facts: Facts, ram_bytes: int) -> Facts:
-    host = replace(facts.machine.host, ram_total_bytes=ram_bytes, ram_budget_bytes=ram_bytes)
-    return replace(facts, machine=replace(facts.machine, host=host))
-
-
-def _with_card(facts: Facts, row: GpuRow) -> Facts:
-    """The same machine with other cards, free but for what the driver keeps."""
-    total = row.memory_mib * MIB
-    old = facts.machine.gpus[0]
-    card = replace(
-        old,
-        name=row.name,
-        card=row.name,
-        total_bytes=total,
-        free_bytes=total - min(old.total_bytes - old.free_bytes, GIB // 2),
-        compute_capability=row.compute_capability or old.compute_capability,
-        bf16_native=row.bf16_native,
-        flash_attention=row.flash_attention,
-        tflops_16bit=row.tflops_16bit,
-        bandwidth_gb_s=row.bandwidth_gb_s,
-        source=row.source,
-    )
-    cards = tuple(replace(card, index=gpu.index) for gpu in facts.machine.gpus)
-    return replace(facts, machine=replace(facts.machine, gpus=cards))
-
-
-def _with_cards(facts: Facts, count: int) -> Facts:
-    """The same machine with ``count`` cards, host RAM grown alike, linked as it is or as its first card allows."""
-    machine = facts.machine
-    grown = count / len(machine.gpus)
-    host = replace(
-        machine.host,
-        ram_total_bytes=round(machine.host.ram_total_bytes * grown),
-        ram_budget_bytes=round(machine.host.ram_budget_bytes * grown),
-    )
-    links = machine.links if machine.links != "none" else "pcie"
-    link = machine.link_gb_s or machine.gpus[0].pcie_gb_s
-    gpus = tuple(replace(machine.gpus[0], index=index) for index in range(count))
-    return replace(facts, machine=replace(machine, gpus=gpus, processes=count, host=host, links=links, link_gb_s=link))

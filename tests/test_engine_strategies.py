@@ -38,6 +38,7 @@ CASES = (
     forced("cpu", tuner="lora"),
     forced("single-qlora", tuner="lora", inside=NF4),
     forced("single-qlora-offload", tuner="lora", zero=2, inside={"quantised": "nf4", **HOST_ADAM}),
+    forced("single-zero2", zero=2),
     forced("multi-ddp", world=2),
     Case(name="zero0", words=("--deepspeed", "zero0"), world=2, zero=0),
     Case(name="zero1", words=("--deepspeed", "zero1"), world=2, zero=1),

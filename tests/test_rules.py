@@ -47,8 +47,15 @@ BREAKS: dict[str, tuple[dict[str, Any], str | None]] = {
     "offload-8bit-optimizer": ({"parallel": "zero2_offload", "optim": "adamw_8bit"}, "1x4090"),
     "deepspeed-not-installed": ({"parallel": "zero2"}, "1x4090 without deepspeed"),
     "bitsandbytes-not-installed": ({"quant": "nf4"}, "1x4090 without bitsandbytes"),
+    "8bit-optimizer-not-installed": ({"optim": "paged_adamw_8bit"}, "1x4090 without bitsandbytes"),
     "liger-not-installed": ({"liger": True}, "1x4090"),
+    "liger-on-cpu": ({"liger": True, "device": "cpu"}, None),
+    "liger-model": ({"liger": True}, "1x4090"),
     "rows-fewer-than-ranks": ({"world": 4, "parallel": "ddp"}, "4x4090"),
+    "megatron-heads": ({"parallel": "megatron", "world": 8, "tp": 8}, "8xH100"),
+    "megatron-layers": ({"parallel": "megatron", "world": 8, "pp": 8}, "8xH100"),
+    "megatron-experts": ({"parallel": "megatron", "world": 4, "ep": 4}, "4x4090"),
+    "megatron-quantised": ({"parallel": "megatron", "world": 2, "quant": "nf4"}, "2x4090"),
     "megatron-not-rendered": ({"parallel": "megatron", "world": 2, "tp": 2}, "2x4090"),
 }
 
@@ -68,7 +75,8 @@ def facts_for(rule: str, where: str | None, tmp_path: Path) -> Facts:
     source = "this machine" if where and where.startswith("here") else found.machine.source
     machine = replace(found.machine, software=software, source=source)
     quantised = "gptq" if rule == "quant-of-quantised" else None
-    return replace(found, machine=machine, model=replace(found.model, quantised=quantised))
+    kind = "bloom" if rule == "liger-model" else found.model.hf_model_type
+    return replace(found, machine=machine, model=replace(found.model, quantised=quantised, hf_model_type=kind))
 
 
 def test_every_rule_is_visited() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PLANNING: tuple[tuple[str, str | None, str], ...] = (
     ("--strategy", "NAME", "Force a strategy recipe (`autoswift recipes ls`). Default: the fastest that fits."),
     ("--parallel-method", "METHOD", "auto, deepspeed, fsdp, megatron or none. Default: auto."),
+    ("--prefer", "WHAT", "auto, speed, quality, memory or fewest-gpus. Default: auto (docs: what it decides)."),
     ("--global-batch", "N", "Target effective batch: micro batch x ranks x accumulation. Default: 16."),
     ("--lr-scaling", "RULE", "How the learning rate follows the batch: sqrt, linear or none. Default: sqrt."),
     ("--lr-base", "LR@BATCH", "A learning rate and the batch it is right at. Default: the engine's own, at 16."),
@@ -142,7 +143,12 @@ def _known_values(name: str) -> Sequence[str]:
         from swift_autobatch.strategies import shipped_folder
 
         return sorted(path.stem for path in shipped_folder().glob("*.yaml"))
-    return {"--parallel-method": request.PARALLEL_METHODS, "--lr-scaling": request.LR_SCALINGS}.get(name, ())
+    choices = {
+        "--parallel-method": request.PARALLEL_METHODS,
+        "--prefer": request.PREFERENCES,
+        "--lr-scaling": request.LR_SCALINGS,
+    }
+    return choices.get(name, ())
 
 
 def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:

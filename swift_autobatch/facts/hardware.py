@@ -9,9 +9,10 @@ from pathlib import Path
 
 from swift_autobatch.errors import MachineError, UsageError
 from swift_autobatch.facts import driver
-from swift_autobatch.facts.cards import Links, match_card, pcie_gb_s, speed_of
+from swift_autobatch.facts.cards import match_card, speed_of
 from swift_autobatch.facts.driver import DriverCard, DriverView
 from swift_autobatch.facts.host import read_host
+from swift_autobatch.interconnect import Links, pcie_gb_s
 from swift_autobatch.records import Environment, Gpu, Host, Machine, Software
 from swift_autobatch.tables import GpuRow
 

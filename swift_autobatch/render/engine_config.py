@@ -53,14 +53,15 @@ def _offload(candidate: Candidate) -> dict[str, Any]:
 
 
 def _zero12(candidate: Candidate) -> dict[str, Any]:
+    bucket = candidate.bucket_elements or _ZERO12_BUCKET
     return {
         "stage": candidate.zero_stage,
         "offload_optimizer": _offload(candidate),
         "allgather_partitions": True,
-        "allgather_bucket_size": _ZERO12_BUCKET,
+        "allgather_bucket_size": bucket,
         "overlap_comm": False,
         "reduce_scatter": True,
-        "reduce_bucket_size": _ZERO12_BUCKET,
+        "reduce_bucket_size": bucket,
         "contiguous_gradients": True,
     }
 

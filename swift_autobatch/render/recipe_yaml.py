@@ -21,7 +21,7 @@ _HEADER = """\
 # it is said and planned again (--locked: stop). To commit the new decision: --save-recipe {name} --force
 """
 # Not part of a decision: they follow from the facts.
-_FACTS = frozenset({"max_tokens", "freezes", "device"})
+_FACTS = frozenset({"max_tokens", "device"})
 
 
 def recipe_yaml(plan: Plan, request: Request, *, name: str, measured: Mapping[str, Any] | None = None) -> str:
@@ -111,6 +111,7 @@ def _request(plan: Plan, request: Request) -> dict[str, Any]:
         "dataset": _datasets(plan, request),
         "strategy": request.strategy.value,
         "parallel_method": request.parallel_method.value,
+        "prefer": request.prefer.value,
         "global_batch": request.global_batch.value,
         "lr_scaling": request.lr_scaling.value,
         "lr_base": f"{base[0]!r}@{base[1]}" if base else None,

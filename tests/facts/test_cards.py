@@ -11,15 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_autobatch.errors import UsageError
-from swift_autobatch.facts.cards import (
-    RESERVE_BYTES,
-    assumed_links,
-    assumed_machine,
-    find_card,
-    match_card,
-    pcie_gb_s,
-    row_gpu,
-)
+from swift_autobatch.facts.cards import RESERVE_BYTES, assumed_machine, find_card, match_card
+from swift_autobatch.interconnect import assumed_links, pcie_gb_s, row_gpu
 from swift_autobatch.records import Software
 from swift_autobatch.tables import gpus
 from swift_autobatch.units import GIB, MIB

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # meta-llama/Meta-Llama-3-8B: lora, strategy single-qlora-offload, for 1xrtx-3090-24-ram64.
-# Effective batch 16 = 4 a device x 1 ranks x 4 accumulation. Plan c5e5d35e.
+# Effective batch 16 = 4 a device x 1 ranks x 4 accumulation. Plan 1b8494e7.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Qwen/Qwen2.5-7B-Instruct: lora, strategy single-lora, for 1xrtx-4090-24-ram64.
-# Effective batch 16 = 1 a device x 1 ranks x 16 accumulation. Plan 1c9bfa33.
+# Effective batch 16 = 1 a device x 1 ranks x 16 accumulation. Plan a9152fe6.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

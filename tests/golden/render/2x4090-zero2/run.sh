@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Qwen/Qwen2.5-7B-Instruct: lora, strategy multi-zero2, for 2xrtx-4090-24-nop2p-ram128.
-# Effective batch 16 = 1 a device x 2 ranks x 8 accumulation. Plan fb78aece.
+# Effective batch 16 = 1 a device x 2 ranks x 8 accumulation. Plan 81c527f1.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Qwen/Qwen2.5-7B-Instruct: lora, strategy multi-fsdp2, for 2xa100-sxm4-80gb-80-nvlink-ram128.
-# Effective batch 16 = 8 a device x 2 ranks x 1 accumulation. Plan 73dcc3fb.
+# Effective batch 16 = 8 a device x 2 ranks x 1 accumulation. Plan 407c611e.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

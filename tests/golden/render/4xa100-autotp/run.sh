@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Qwen/Qwen2.5-7B-Instruct: full, strategy tensor-parallel, for 4xa100-sxm4-80gb-80-nvlink-ram256.
-# Effective batch 16 = 8 a device x 2 ranks x 1 accumulation. Plan 780cc29c.
+# Effective batch 16 = 8 a device x 2 ranks x 1 accumulation. Plan cfa1e8da.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Qwen/Qwen2.5-32B-Instruct: full, strategy multi-zero3, for 8xh100-sxm5-80gb-80-nvlink-ram512.
-# Effective batch 16 = 2 a device x 8 ranks x 1 accumulation. Plan 65b99425.
+# Effective batch 16 = 2 a device x 8 ranks x 1 accumulation. Plan a1bce395.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

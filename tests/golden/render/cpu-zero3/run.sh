@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Qwen/Qwen2.5-0.5B-Instruct: lora, strategy multi-zero3, for 2xcpu-ram16.
-# Effective batch 16 = 1 a device x 2 ranks x 8 accumulation. Plan 41549385.
+# Effective batch 16 = 1 a device x 2 ranks x 8 accumulation. Plan 497610cc.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Qwen/Qwen2.5-0.5B-Instruct: lora, strategy cpu, for 1xcpu-ram16.
-# Effective batch 16 = 1 a device x 1 ranks x 16 accumulation. Plan 94c1e0da.
+# Effective batch 16 = 1 a device x 1 ranks x 16 accumulation. Plan a9a67676.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
