@@ -117,6 +117,43 @@ def test_megatron_is_refused_with_its_sentence(tmp_path: Path) -> None:
         plan(tmp_path, "4x4090", parallel_method="megatron")
 
 
+def test_megatron_is_predicted_and_its_degrees_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(tmp_path, "8xH100", "Qwen/Qwen2.5-32B-Instruct", parallel_method="megatron", pins={"tuner_type": "full"})
+    told = " | ".join(caught.value.figures)
+    assert "predicted: tp " in told
+    assert "GiB" in told
+    assert "tokens/s" in told
+    assert caught.value.hints == ("--parallel-method deepspeed", "--parallel-method fsdp")
+
+
+def test_fewest_gpus_leaves_cards_free(tmp_path: Path) -> None:
+    decided = plan(tmp_path, "8xH100", prefer="fewest-gpus")
+    assert decided.candidate.world == 1
+    assert decided.machine_class.startswith("1xh100")
+    assert decided.env["NPROC_PER_NODE"].value == "1"
+    full = plan(tmp_path, "8xA6000,ram=96", prefer="fewest-gpus", pins={"tuner_type": "full"})
+    assert full.candidate.world == 4
+    with pytest.raises(UsageError, match="needs 2 devices"):
+        plan(tmp_path, "1xH100", prefer="fewest-gpus", strategy="multi-zero2")
+
+
+def test_what_had_to_give_is_said_first_with_its_cost(tmp_path: Path) -> None:
+    four_bit = plan(tmp_path, "1xT4")
+    assert four_bit.notes[0].startswith("4-bit weights: in 16-bit the model does not fit on the card, this batch needs")
+    small = plan(tmp_path, "1x4090,ram=16", "Qwen/Qwen2.5-3B-Instruct", pins={"tuner_type": "full"})
+    assert small.notes[0] == "what is learned changes: 8-bit optimizer states; nothing else fits"
+    assert args(small)["optim"] == "paged_adamw_8bit"
+    streamed = plan(tmp_path, "1x4090,ram=256", pins={"tuner_type": "full"})
+    assert "x a step), but nothing else fits" in streamed.notes[0]
+
+
+def test_full_tuning_in_fp16_on_one_turing_card_keeps_its_weights_there(tmp_path: Path) -> None:
+    decided = plan(tmp_path, "1xT4", "Qwen/Qwen2.5-0.5B-Instruct", pins={"tuner_type": "full"})
+    assert (decided.candidate.strategy, decided.candidate.parallel) == ("single-zero2", "zero2")
+    assert decided.candidate.torch_dtype == "float16"
+
+
 def test_one_switch_changes_the_engine(tmp_path: Path) -> None:
     assert plan(tmp_path, "2x4090", parallel_method="fsdp").candidate.parallel == "fsdp2"
     assert plan(tmp_path, "2x4090", parallel_method="deepspeed").candidate.parallel.startswith("zero")
