@@ -12,24 +12,27 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import ask, committed, gate, receipt, render, run
+from swift_autobatch import ask, committed, doctor, gate, receipt, render, run
 from swift_autobatch.errors import GateError, InputError, MachineError, TrainingError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.cards import assumed_machine
 from swift_autobatch.facts.dataset import read_dataset
 from swift_autobatch.facts.hardware import limit, read_machine
-from swift_autobatch.facts.machine_file import dump_machine, load_machine
+from swift_autobatch.facts.machine_file import REPORT_SCHEMA, dump_machine, load_machine, load_report
 from swift_autobatch.facts.model import read_model
+from swift_autobatch.facts.probes import read_probes
 from swift_autobatch.facts.software import read_software
 from swift_autobatch.gate import postmortem
 from swift_autobatch.gate.postmortem import Postmortem
 from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import (
     Artefacts,
+    Check,
     Environment,
     Facts,
     Machine,
     Plan,
+    Probes,
     Request,
     Run,
     Sourced,
@@ -63,6 +66,19 @@ class SftOutcome:
     receipt: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What ``doctor`` found. ``probes`` is None for a hardware file, which has none."""
+
+    machine: Machine
+    probes: Probes | None
+    checks: tuple[Check, ...]
+
+    @property
+    def sound(self) -> bool:
+        return all(check.status != "fail" for check in self.checks)
+
+
 def strategies(env: Environment) -> tuple[Strategy, ...]:
     """The strategy table: shipped recipes and those of the project's autoswift/recipes/."""
     return load_strategies(Path(env.cwd))
@@ -93,6 +109,38 @@ def machine(request: Request, env: Environment) -> Machine:
 def machine_json(found: Machine) -> dict[str, Any]:
     """A machine as ``autoswift.machine/1``; ``--hardware FILE`` reads it back."""
     return dump_machine(found)
+
+
+def examine(request: Request, env: Environment, progress: Progress | None = None) -> Examination:
+    """Checks this machine and its environment, or a report from elsewhere (``--hardware FILE``).
+
+    Raises:
+        UsageError, InputError: a wrong flag or file. A machine that cannot be read is a failed check, not an error.
+    """
+    if request.hardware_file.value:
+        found, tried = load_report(Path(env.cwd, request.hardware_file.value))
+        return Examination(machine=found, probes=tried, checks=doctor.examine(found, tried))
+    (progress or Silent()).stage("trying out the environment (torch is imported once: a few seconds)")
+    software = read_software(env)
+    probes = read_probes(env, software)
+    try:
+        found = read_machine(env, software, request.nproc.value)
+    except MachineError as error:
+        hidden = replace(env, variables={**env.variables, "CUDA_VISIBLE_DEVICES": ""})
+        broken = Check(id="driver", status="fail", text=error.what, fix="; ".join(error.hints))
+        found = read_machine(hidden, software, None)
+        return Examination(machine=found, probes=probes, checks=(broken, *doctor.examine(found, probes)))
+    return Examination(machine=found, probes=probes, checks=doctor.examine(found, probes))
+
+
+def examination_json(found: Examination) -> dict[str, Any]:
+    """A doctor's report as ``autoswift.doctor/1``; ``--hardware FILE`` reads it back."""
+    return {
+        "schema": REPORT_SCHEMA,
+        "machine": dump_machine(found.machine),
+        "probes": None if found.probes is None else asdict(found.probes),
+        "checks": [asdict(check) for check in found.checks],
+    }
 
 
 def plan_json(decided: Plan) -> dict[str, Any]:

@@ -117,6 +117,36 @@ def _log_file(path: Path) -> Iterator[RawIOBase]:
         yield sink
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a short program said. ``exit_code`` None: it could not be started, or took too long; ``err`` says which."""
+
+    exit_code: int | None
+    out: str
+    err: str
+
+
+def ask(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float) -> Answer:
+    """Runs a short program that starts nothing itself and only answers; it is killed after ``timeout_s`` seconds."""
+    try:
+        done = subprocess.run(
+            tuple(argv),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(exit_code=None, out="", err=f"it took more than {timeout_s:.0f} s")
+    except OSError as error:
+        return Answer(exit_code=None, out="", err=error.strerror or str(error))
+    return Answer(exit_code=done.returncode, out=done.stdout, err=done.stderr)
+
+
 @contextlib.contextmanager
 def _catch_signals() -> Iterator[list[int]]:
     """Collects signals instead of dying from them. Outside the main thread Python allows no handlers: no change."""

@@ -214,6 +214,38 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """What only trying it out tells about an environment. None: not tried, or it cannot be told."""
+
+    torch_error: str | None  # why torch cannot be imported; None: it can
+    torch_cuda: str | None  # CUDA version torch was built with; None: a CPU build
+    torch_sees_gpu: bool | None
+    torch_archs: tuple[str, ...]  # sm_80, compute_90 ...
+    flash_attn_error: str | None  # why flash_attn cannot be imported although it is installed
+    nvcc_cuda: str | None  # CUDA version of nvcc
+    ninja: bool | None  # the program, on PATH
+    wants: tuple[str, ...]  # requirements of the engine that the installed versions do not meet
+    free_inodes: int | None  # of the working folder's disk
+    memlock_bytes: int | None  # limit of locked memory; None: unlimited, or no such limit
+    infiniband: bool
+    wsl: bool
+    port: bool  # a local port can be opened
+
+
+CheckStatus = Literal["pass", "warn", "fail", "skipped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One finding of ``doctor``; ``fix`` is a command or an edit, empty where nothing is to be done."""
+
+    id: str
+    status: CheckStatus
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """A causal language model's shape, read from config.json or the catalogue, never from weights.
 

@@ -17,7 +17,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"units", "errors", "progress"}),
     frozenset({"records", "tables", "process", "guardian", "yaml_file", "footprint_file", "interconnect"}),
     frozenset({"request", "engine_flags", "recipe", "facts", "strategies"}),
-    frozenset({"rules", "effective", "pins", "machines"}),
+    frozenset({"rules", "effective", "pins", "machines", "doctor"}),
     frozenset({"candidates", "predict", "schedule", "arguments"}),
     frozenset({"planner", "shortfall", "search", "refusal", "explain"}),
     frozenset({"render", "decision"}),
@@ -29,6 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 PURE = frozenset(
     {
         "rules",
+        "doctor",
         "effective",
         "pins",
         "candidates",

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "render": ("render", "Write the files of the plan: run.sh, the DeepSpeed JSON, plan.json."),
     "dry-run": ("dry_run", "Run the gate alone: real steps of the real command on the costliest rows."),
     "env": ("env", "Show what autoswift sees of this machine."),
+    "doctor": ("doctor", "Check the machine and the environment, with the command that fixes what is wrong."),
     "explain": ("explain", "Say what ended a training, from any log or traceback."),
     "recipes": ("recipes", "List, show and copy strategy recipes; check recipe files."),
     "completion": ("completion", "Print the script that completes commands and flags in a shell."),

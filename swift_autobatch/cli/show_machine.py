@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from swift_autobatch.cli import text
 from swift_autobatch.cli.text import joined, section
-from swift_autobatch.records import Gpu, Machine, Strategy
+from swift_autobatch.records import Check, Gpu, Machine, Strategy
 from swift_autobatch.units import show_gib
 
 _LINKS = {
@@ -74,3 +74,19 @@ def _gpu(gpu: Gpu, columns: int, verbose: bool) -> list[str]:
 def strategies(table: Sequence[Strategy], *, columns: int | None = None) -> list[str]:
     """The strategy table: name and summary."""
     return text.rows([(row.name, row.summary) for row in table], columns or text.width())
+
+
+def checks(found: Sequence[Check], *, columns: int | None = None) -> list[str]:
+    """The doctor's page: what fails and warns with its fix, then what passes and what was skipped."""
+    columns = columns or text.width()
+    lines: list[str] = []
+    for status in ("fail", "warn", "pass"):
+        for check in found:
+            if check.status == status:
+                lines += text.wrapped(f"{check.id}: {check.text}", columns, "        ", f"  {status:5} ")
+                lines += text.wrapped(check.fix, columns, "             ", "        fix: ") if check.fix else []
+    skipped = ", ".join(check.id for check in found if check.status == "skipped")
+    if skipped:
+        lines += text.wrapped(skipped, columns, "          ", "  skipped ")
+    counts = {status: sum(check.status == status for check in found) for status in ("pass", "warn", "fail", "skipped")}
+    return [*lines, "", ", ".join(f"{count} {status}" for status, count in counts.items())]

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from swift_autobatch.errors import InputError
-from swift_autobatch.records import Machine, replace
+from swift_autobatch.records import Machine, Probes, replace
 from swift_autobatch.tables import near
 
 SCHEMA = "autoswift.machine/1"
+REPORT_SCHEMA = "autoswift.doctor/1"
 _HINT = "write one with: autoswift env --json > machine.json"
+_REPORT_HINT = "write one with: autoswift doctor --json > report.json"
 
 
 def dump_machine(machine: Machine) -> dict[str, Any]:
@@ -32,6 +34,15 @@ def load_machine(path: str | Path) -> Machine:
         InputError: no such file, not JSON, another schema, or keys that are unknown, missing or of the wrong
             type: all of them at once, each with its path (``gpus[0].total_bytes``).
     """
+    return load_report(path)[0]
+
+
+def load_report(path: str | Path) -> tuple[Machine, Probes | None]:
+    """Reads a hardware file or a doctor's report; a hardware file has no probes.
+
+    Raises:
+        InputError: as ``load_machine``.
+    """
     where = str(path)
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8-sig"), parse_constant=_refuse_constant)
@@ -39,7 +50,20 @@ def load_machine(path: str | Path) -> Machine:
         raise InputError(f"cannot read the hardware file: {error.strerror}", where=where, hints=(_HINT,)) from error
     except ValueError as error:  # also UnicodeDecodeError
         raise InputError(f"the hardware file is not JSON: {error}", where=where, hints=(_HINT,)) from error
-    return replace(machine_from(raw, where), source=f"hardware file {where}")
+    probes = None
+    if isinstance(raw, dict) and raw.get("schema") == REPORT_SCHEMA:
+        probes = _probes(raw.get("probes"), where)
+        raw = raw.get("machine")
+    return replace(machine_from(raw, where), source=f"hardware file {where}"), probes
+
+
+def _probes(raw: Any, where: str) -> Probes | None:
+    problems: list[str] = []
+    found = None if raw is None else _record(Probes, raw, "probes", problems)
+    if problems:
+        raise InputError(problems[0], where=where, figures=tuple(problems[1:]), hints=(_REPORT_HINT,))
+    assert found is None or isinstance(found, Probes)
+    return found
 
 
 def machine_from(raw: Any, where: str) -> Machine:
