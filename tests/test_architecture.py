@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "swift_autobatch"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"units", "errors", "progress"}),
     frozenset({"records", "tables", "process", "guardian", "yaml_file", "footprint_file", "interconnect"}),
-    frozenset({"request", "engine_flags", "recipe", "facts", "strategies"}),
+    frozenset({"request", "engine_flags", "recipe", "facts", "strategies", "trace"}),
     frozenset({"rules", "effective", "pins", "machines", "doctor"}),
     frozenset({"candidates", "predict", "schedule", "arguments"}),
     frozenset({"planner", "shortfall", "search", "refusal", "explain"}),
@@ -46,7 +46,7 @@ PURE = frozenset(
         "decision",
     }
 )
-NEVER_FROM_PURE = frozenset({"facts", "process", "guardian"})
+NEVER_FROM_PURE = frozenset({"facts", "process", "guardian", "trace"})
 HEAVY = frozenset({"torch", "transformers", "deepspeed", "swift", "datasets", "peft", "accelerate", "bitsandbytes"})
 
 
