@@ -147,6 +147,8 @@ def last_phase(rows: Iterable[Mapping[str, Any]]) -> Phase | None:
             phase = "first_step"
         elif row.get("event") == "step":
             phase = "steady"
+        elif row.get("event") == "imports":
+            continue
         elif row.get("phase") in _PHASES:
             phase = cast(Phase, row["phase"])
     return phase

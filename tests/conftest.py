@@ -29,6 +29,17 @@ def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     return home
 
 
+@pytest.fixture(scope="session")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where DeepSpeed's CPUAdam is compiled (a minute on 2 cores), for all tests: their homes are thrown away."""
+    return tmp_path_factory.mktemp("torch_extensions")
+
+
+@pytest.fixture(autouse=True)
+def _extensions(compiled_once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(compiled_once))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files, then review the diff")
 

@@ -63,17 +63,6 @@ CASES = (
 )
 
 
-@pytest.fixture(scope="session")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where DeepSpeed's CPUAdam is compiled (a minute on 2 cores), for all tests: their homes are thrown away."""
-    return tmp_path_factory.mktemp("torch_extensions")
-
-
-@pytest.fixture(autouse=True)
-def _extensions(compiled_once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(compiled_once))
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_starts_for_real(case: Case, tmp_path: Path) -> None:
     nproc = ("--nproc", str(case.world)) if case.world > 1 else ()

@@ -9,8 +9,9 @@ Registers the callback ``autoswift_telemetry`` (switch it on with ``--callbacks 
 ``t`` is the Unix time; bytes are the peak since the row before (``driver_bytes``, what the card's driver counts over
 all processes, is the reading of the moment); unknown is null. A ``step`` row adds ``step_s``, ``tokens`` (padded, of
 this rank's largest micro batch), ``shape`` of that micro batch and ``supervised_tokens``; the one ``effective`` row
-says which code paths really run. Imports nothing of autoswift, and never stops a training: when the file cannot be
-written it says so once on stderr and is silent from then on.
+says which code paths really run, the one ``imports`` row (with ``pid``) marks the process before it loads a model:
+what later phases hold beyond it is the job's own. Imports nothing of autoswift, and never stops a training: when the
+file cannot be written it says so once on stderr and is silent from then on.
 """
 
 from __future__ import annotations
@@ -107,6 +108,18 @@ def _peak_rss_elsewhere() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def _row(rank: int, phase: str, event: str, step: int) -> dict[str, Any]:
+    row = {"v": 1, "t": time.time(), "rank": rank, "phase": phase, "event": event, "step": step}
+    return {**row, "loss": None, "grad_norm": None}
+
+
+def _mark_imports() -> None:
+    """The first row: the engine's modules are imported, no model is loaded yet."""
+    rows, meter = Rows(), Meter()
+    rows.write({**_row(rows.rank, "load", "imports", 0), **meter.read(), "pid": os.getpid()})
+    meter.restart()
+
+
 class Telemetry(TrainerCallback):  # type: ignore[misc]
     """The callback; each hook is guarded, because a measuring instrument must not stop what it measures."""
 
@@ -119,6 +132,7 @@ class Telemetry(TrainerCallback):  # type: ignore[misc]
         self.began = time.time()
         self.batch: dict[str, Any] = {}
         self._guard(self._row, "init", 0)
+        self.meter.restart()  # a resumed run reads its checkpoint from here on
         self._guard(self._watch_batches)
 
     # ------------------------------------------------------------------------------------------------ hooks
@@ -157,19 +171,8 @@ class Telemetry(TrainerCallback):  # type: ignore[misc]
             self.rows.say(f"{type(error).__name__}: {error}")
 
     def _row(self, event: str, step: int, phase: str | None = None, **more: Any) -> None:
-        row = {
-            "v": 1,
-            "t": time.time(),
-            "rank": self.rows.rank,
-            "phase": phase or self.phase,
-            "event": event,
-            "step": step,
-            "loss": None,
-            "grad_norm": None,
-            **self.meter.read(),
-            **more,
-        }
-        self.rows.write(row)
+        row = _row(self.rows.rank, phase or self.phase, event, step)
+        self.rows.write({**row, **self.meter.read(), **more})
 
     def _train_begin(self, state: Any) -> None:
         self.meter.cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
@@ -298,3 +301,4 @@ def _quantised(config: Any, model: Any) -> str | None:
 
 
 callbacks_map["autoswift_telemetry"] = Telemetry
+_mark_imports()

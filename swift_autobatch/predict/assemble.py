@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swift_autobatch.effective import effective
-from swift_autobatch.predict import host, speed
+from swift_autobatch.predict import cpu_offload, host, speed
 from swift_autobatch.predict.instants import LASTING, LAYERS, ROWS, Instant, phases, size
 from swift_autobatch.predict.job import Job, job
 from swift_autobatch.predict.profile import SWIFT, Engine
@@ -43,7 +43,7 @@ def predict(
     ``driver = context + nccl + (1 + reserve) x (static + max over instants)``.
     """
     work = job(facts, candidate, effective(candidate, facts.model, facts.machine), calibration, engine)
-    found = phases(work)
+    found = cpu_offload.phases(work) if cpu_offload.applies(work) else phases(work)
     # A run may never resume: what that needs is shown, not judged.
     judged: list[Phase] = [phase for phase in found if phase != "resume"]
     largest = {phase: max(found[phase], key=size) for phase in found}

@@ -20,7 +20,7 @@ def permanent(job: Job) -> int:
     if candidate.zero_stage in (1, 2):
         total += _bucket(job) * job.grad_bytes_each * (2 if job.engine.two_buckets else 1)
         if candidate.offload:
-            total += _largest_trainable(job) * job.grad_bytes_each
+            total += largest_trainable(job) * job.grad_bytes_each
     elif candidate.zero_stage == 3:
         total += shape.h * shape.h * job.grad_bytes_each
     return total
@@ -94,7 +94,7 @@ def _gathers(job: Job) -> bool:
     return job.candidate.zero_stage == 3 and (job.shards > 1 or job.candidate.offload)
 
 
-def _largest_trainable(job: Job) -> int:
+def largest_trainable(job: Job) -> int:
     """Parameters of the largest trainable tensor."""
     shape = job.shape
     if job.candidate.tuner == "full":

@@ -11,7 +11,9 @@ from swift_autobatch.records import Phase, Term
 
 Instant = tuple[Term, ...]
 
-LASTING = frozenset({"weights", "adapters", "optimizer", "buffers", "gradients"})
+LASTING = frozenset(
+    {"weights", "adapters", "optimizer", "buffers", "gradients"} | {"buckets", "gathered weights", "copies", "heap"}
+)
 LAYERS = frozenset({"boundaries", "activations"})
 # As long as the rows of the micro batch, or taken between blocks that are.
 ROWS = frozenset({"logits", "layer in flight", "backward", "mask", "layer weights", "gathered ends"})
@@ -36,7 +38,7 @@ def phases(job: Job) -> Mapping[Phase, list[Instant]]:
     }
 
 
-def _term(name: str, n_bytes: float, why: str) -> Instant:
+def term(name: str, n_bytes: float, why: str) -> Instant:
     """One term, or none where it holds nothing."""
     return (Term(name=name, bytes=int(n_bytes), why=why),) if n_bytes >= 1 else ()
 
@@ -45,10 +47,10 @@ def _static(job: Job) -> Instant:
     """What stays for the whole run."""
     trained = f"{job.trainable:,} parameters"
     return (
-        *_term("weights", weights.resident(job), weights.why(job)),
-        *_term("adapters", states.adapters(job), f"{trained}, {job.trainable_bytes_each} B each"),
-        *_term("optimizer", states.optimizer(job), f"{job.effective.optimizer} states of {trained}"),
-        *_term("buffers", buffers.permanent(job), "reduce buckets and workspaces"),
+        *term("weights", weights.resident(job), weights.why(job)),
+        *term("adapters", states.adapters(job), f"{trained}, {job.trainable_bytes_each} B each"),
+        *term("optimizer", states.optimizer(job), f"{job.effective.optimizer} states of {trained}"),
+        *term("buffers", buffers.permanent(job), "reduce buckets and workspaces"),
     )
 
 
@@ -56,9 +58,9 @@ def _load(job: Job) -> Instant:
     """Weights, and one whole tensor beside them where it is quantised or spread on the way in."""
     passing = _largest_tensor(job) if job.candidate.quant != "none" or job.candidate.zero_stage == 3 else 0
     return (
-        *_term("weights", weights.resident(job), weights.why(job)),
-        *_term("adapters", states.adapters(job), "adapters are added after the weights"),
-        *_term("tensor in passing", passing, "the largest tensor before it is quantised or spread"),
+        *term("weights", weights.resident(job), weights.why(job)),
+        *term("adapters", states.adapters(job), "adapters are added after the weights"),
+        *term("tensor in passing", passing, "the largest tensor before it is quantised or spread"),
     )
 
 
@@ -76,17 +78,17 @@ class _Parts:
 
 
 def _parts(job: Job) -> _Parts:
-    gradients = _term("gradients", states.gradients(job), f"{job.grad_bytes_each} B a trainable parameter")
+    gradients = term("gradients", states.gradients(job), f"{job.grad_bytes_each} B a trainable parameter")
     accumulates = job.candidate.accumulation > 1 or job.candidate.uses_deepspeed
-    so_far = _term("gradients", states.gradients_of_layers(job), "of all layers, the embedding's still to come")
+    so_far = term("gradients", states.gradients_of_layers(job), "of all layers, the embedding's still to come")
     return _Parts(
         gradients=gradients,
         early=gradients if accumulates else (),
         late=gradients if accumulates else so_far,
-        casts=_term("autocast copies", activations.autocast_casts(job), "16-bit copies of trainable weights"),
-        mask=_term("mask", activations.attention_mask(job), "boolean mask of the padded batch"),
-        layer_weights=_term("layer weights", buffers.layer(job), "gathered or dequantised for the layer in flight"),
-        root=_term("gathered ends", buffers.root(job), "root group stays gathered"),
+        casts=term("autocast copies", activations.autocast_casts(job), "16-bit copies of trainable weights"),
+        mask=term("mask", activations.attention_mask(job), "boolean mask of the padded batch"),
+        layer_weights=term("layer weights", buffers.layer(job), "gathered or dequantised for the layer in flight"),
+        root=term("gathered ends", buffers.root(job), "root group stays gathered"),
     )
 
 
@@ -99,18 +101,18 @@ def _step(job: Job, grown: Instant, static: Instant) -> list[Instant]:
     """
     parts = _parts(job)
     rows = f"{job.kept_rows:,} rows x {job.shape.vocab:,} entries"
-    ends = _term("gathered ends", buffers.loss(job), "head and embedding made whole")
-    forward_loss = (*_term("logits", logits.forward(job), rows), *ends)
-    loss = (*_term("logits", logits.loss(job), rows), *ends)
+    ends = term("gathered ends", buffers.loss(job), "head and embedding made whole")
+    forward_loss = (*term("logits", logits.forward(job), rows), *ends)
+    loss = (*term("logits", logits.loss(job), rows), *ends)
     if job.candidate.gradient_checkpointing:
-        kept = _term("boundaries", activations.boundaries(job), f"one hidden state x {job.shape.layers} layers")
-        first = _term("boundaries", activations.boundaries(job) // job.shape.layers, "the first layer's input")
-        layer = _term("layer in flight", activations.in_flight(job), "recompute and backward of one layer")
+        kept = term("boundaries", activations.boundaries(job), f"one hidden state x {job.shape.layers} layers")
+        first = term("boundaries", activations.boundaries(job) // job.shape.layers, "the first layer's input")
+        layer = term("layer in flight", activations.in_flight(job), "recompute and backward of one layer")
         backward_casts: Instant = ()  # autocast's cache ends with forward; recompute casts a layer at a time
     else:
-        kept = _term("activations", activations.saved(job), f"all {job.shape.layers} layers, no checkpointing")
+        kept = term("activations", activations.saved(job), f"all {job.shape.layers} layers, no checkpointing")
         first = ()
-        layer = _term("backward", activations.backward(job), "temporaries of one layer's backward")
+        layer = term("backward", activations.backward(job), "temporaries of one layer's backward")
         backward_casts = parts.casts
     early = (*grown, *parts.early, *parts.mask, *kept)
     return [
@@ -118,12 +120,12 @@ def _step(job: Job, grown: Instant, static: Instant) -> list[Instant]:
         (*early, *backward_casts, *loss),
         (*early, *backward_casts, *layer, *parts.layer_weights, *parts.root),
         (*grown, *parts.late, *parts.mask, *first, *layer, *parts.layer_weights, *parts.root),
-        (*grown, *parts.gradients, *_term("root reduction", buffers.root_reduction(job), "of embedding and head")),
+        (*grown, *parts.gradients, *term("root reduction", buffers.root_reduction(job), "of embedding and head")),
         (
             *static,
             *parts.gradients,
-            *_term("step temporaries", states.step_temporaries(job), "inside the optimizer's step"),
-            *_term("gathered update", buffers.step(job), "all-gather of updated parameters"),
+            *term("step temporaries", states.step_temporaries(job), "inside the optimizer's step"),
+            *term("gathered update", buffers.step(job), "all-gather of updated parameters"),
         ),
     ]
 
@@ -134,13 +136,13 @@ def _evaluation(job: Job, static: Instant) -> list[Instant]:
     return [
         (
             *static,
-            *_term("one layer", activations.in_flight(job) * share / 2, "forward of one layer"),
-            *_term("layer weights", buffers.layer(job), "gathered or dequantised for the layer in flight"),
+            *term("one layer", activations.in_flight(job) * share / 2, "forward of one layer"),
+            *term("layer weights", buffers.layer(job), "gathered or dequantised for the layer in flight"),
         ),
         (
             *static,
-            *_term("logits", logits.evaluation(job), "one row, no gradient"),
-            *_term("gathered ends", buffers.loss(job), "head and embedding made whole"),
+            *term("logits", logits.evaluation(job), "one row, no gradient"),
+            *term("gathered ends", buffers.loss(job), "head and embedding made whole"),
         ),
     ]
 
@@ -148,14 +150,14 @@ def _evaluation(job: Job, static: Instant) -> list[Instant]:
 def _saving(job: Job) -> Instant:
     """What a checkpoint needs on the device: the largest tensor made whole where weights are spread."""
     if job.candidate.zero_stage == 3 or job.candidate.uses_fsdp:
-        return _term("gathered tensor", _largest_tensor(job), "16-bit weights are gathered one by one")
+        return term("gathered tensor", _largest_tensor(job), "16-bit weights are gathered one by one")
     return ()
 
 
 def _resuming(job: Job) -> Instant:
     """Plain data parallel maps the saved optimizer states onto the device before copying them in."""
     if job.candidate.parallel == "ddp":
-        return _term("states read back", states.state_bytes(job), "optimizer.pt is mapped onto the card")
+        return term("states read back", states.state_bytes(job), "optimizer.pt is mapped onto the card")
     return ()
 
 
