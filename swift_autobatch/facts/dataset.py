@@ -11,6 +11,7 @@ from swift_autobatch.facts.conversation import Shape
 from swift_autobatch.facts.embedded import default_dataset
 from swift_autobatch.facts.lines import Fault
 from swift_autobatch.facts.refusals import chosen_shape, no_rows, none_left, unloadable
+from swift_autobatch.facts.schema import Schema
 from swift_autobatch.facts.spelling import Pins, Source, resolve
 from swift_autobatch.facts.survey import Reader, Survey
 from swift_autobatch.facts.tokens import counter_for
@@ -89,8 +90,9 @@ class _Reading:
         """Surveys the files of one dataset as one table; ``order`` is its place among the datasets."""
         before = (self._survey.rows, self._survey.kept)
         shape: Shape | None = None
+        schema = Schema()
         for file in source.files:
-            rows = source.rows(file, self._hash.update)
+            rows = source.rows(file, self._hash.update, schema)
             while found := list(islice(rows, _BATCH)):
                 batch = [(line, row) for line, row in found if not isinstance(row, Fault)]
                 if shape is None and batch:
@@ -123,6 +125,7 @@ class _Reading:
             InputError: not one row is left.
         """
         survey, counter = self._survey, self._reader.counter
+        survey.finish()
         problems = survey.problems.all()
         if stopping := survey.problems.stopping():
             raise unloadable(stopping)
