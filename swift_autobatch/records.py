@@ -586,6 +586,7 @@ class Prediction:
     bound_by: str  # compute | memory | link | host | data
     assumptions: tuple[str, ...]
     reserved_bytes: int | None = None  # None: needs_p50_bytes
+    mfu: float | None = None  # the model's own FLOPs over the cards' dense peak; None without a known peak
 
     @property
     def driver_bytes(self) -> int:

@@ -287,3 +287,44 @@ def coefficients(table: Literal["coefficients", "speed"] = "coefficients") -> Ma
             raise InputError(f"{name} must have value, unit and source, nothing else", where=str(path))
         found[name] = Coefficient(**row)
     return MappingProxyType(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """Shares of the dense 16-bit rate that a kind of chip reaches; one of ``cards`` and ``capability`` is given."""
+
+    cards: tuple[str, ...] = ()
+    capability: tuple[int, int] | None = None
+    matmul: float
+    attention: float
+    source: str
+
+
+@cache
+def chips() -> tuple[Chip, ...]:
+    """The chips of data/speed.yaml, in the order in which they are looked up.
+
+    Raises:
+        InputError: a row names a card that the catalogue does not have, or has neither cards nor a capability.
+    """
+    path = DATA / "speed.yaml"
+    raw = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    found = []
+    for row in raw["chips"]:
+        cards, capability = tuple(row.pop("cards", ())), row.pop("capability", None)
+        unknown = sorted(set(cards) - set(gpus()))
+        if unknown or bool(cards) == bool(capability):
+            what = f"no card named {unknown[0]!r}" if unknown else "a chip needs either cards or a capability"
+            raise InputError(what, where=str(path))
+        found.append(Chip(cards=cards, capability=tuple(capability) if capability else None, **row))
+    return tuple(found)
+
+
+@cache
+def chip(card: str | None, capability: tuple[int, int]) -> Chip:
+    """The chip of a card by its catalogue name, else the newest one that its capability is not below."""
+    for row in chips():
+        if card in row.cards:
+            return row
+    known = [row for row in chips() if row.capability is not None and row.capability <= capability]
+    return max(known, key=lambda row: row.capability or (0, 0))

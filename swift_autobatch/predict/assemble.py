@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swift_autobatch.effective import effective
-from swift_autobatch.predict import cpu_offload, host, speed
+from swift_autobatch.predict import cpu_offload, host, rates, speed
 from swift_autobatch.predict.instants import LASTING, LAYERS, ROWS, Instant, phases, size
 from swift_autobatch.predict.job import Job, job
 from swift_autobatch.predict.profile import SWIFT, Engine
@@ -88,6 +88,7 @@ def _prediction(
         samples_per_s=pace.rows / step_s,
         epoch_s=work.facts.data.kept / max(pace.rows, 1e-9) * step_s,
         bound_by=pace.bound_by,
+        mfu=pace.mfu,
         assumptions=_assumptions(work),
         reserved_bytes=_held(work, "steady", found["steady"], max(peaks[phase] for phase in judged), context + nccl),
     )
@@ -154,18 +155,18 @@ def _assumptions(work: Job) -> tuple[str, ...]:
     notes = [*work.effective.notes]
     if candidate.device == "gpu":
         if any(gpu.tflops_16bit is None for gpu in machine.gpus):
-            notes.append(f"compute rate of the card is unknown: {speed.UNKNOWN_TFLOPS:g} TFLOP/s assumed")
+            notes.append(f"compute rate of the card is unknown: {rates.UNKNOWN_TFLOPS:g} TFLOP/s assumed")
         if any(gpu.bandwidth_gb_s is None for gpu in machine.gpus):
-            notes.append(f"memory bandwidth of the card is unknown: {speed.UNKNOWN_GB_S:g} GB/s assumed")
+            notes.append(f"memory bandwidth of the card is unknown: {rates.UNKNOWN_GB_S:g} GB/s assumed")
         if candidate.world > 1 and machine.link_gb_s is None:
-            notes.append(f"link between the cards is unknown: {speed.UNKNOWN_LINK_GB_S:g} GB/s assumed")
+            notes.append(f"link between the cards is unknown: {rates.UNKNOWN_LINK_GB_S:g} GB/s assumed")
         resume = host.resume(work) + host.processes(work)
         if resume > HOST_SHARE * machine.host.ram_budget_bytes:
             notes.append(f"resuming from a checkpoint would need {show_gib(resume, 0)} of host RAM, more than there is")
     if not work.facts.data.exact:
         notes.append("token lengths are estimated, not counted by the model's tokenizer")
     if candidate.parallel == "megatron" or candidate.pp > 1 or candidate.cp > 1 or candidate.ep > 1:
-        notes.append("Megatron is predicted roughly: states over all ranks, no pipeline bubble")
+        notes.append("Megatron is predicted roughly: states over all ranks")
     if work.facts.model.experts and candidate.quant != "none":
         notes.append("quantisation does not reach the fused experts: they stay 16-bit")
     return tuple(notes)

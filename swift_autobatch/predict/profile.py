@@ -39,9 +39,21 @@ class Engine:
     two_buckets: bool = False  # overlap_comm: one is filled while the other is reduced
     never_resharded: bool = False  # the whole model stays gathered beside the shards
     galore_rank: int = 0
+    lazy_projection: bool = False  # GaLore's projections are kept while they still point the same way
     galore_ends: bool = False  # embedding and head are projected too
     reference_model: bool = False  # frozen copy of the weights (DPO in full tuning)
     pairs: bool = False  # a sample is two rows: chosen and rejected
+    adapter_kernels: bool = False  # an adapted linear and its adapters run as one fused operation
+    rebuilt: int = 0  # fp32 tensors of an adapted weight's size that each forward makes anew (DoRA, LoHa)
+    rotated: bool = False  # each forward multiplies the input width's square by itself in fp32 (BOFT)
+    bare_adapters: bool = False  # nothing but that: no product of low rank beside the weight
+    virtual_tokens: int = 0  # trained rows in front of each sample, computed and not counted
+    expert_loop: bool = False  # MoE experts run one after another from Python instead of as one grouped product
+    reference_pass: bool = False  # DPO, KTO: a forward of the frozen model beside each batch
+    float8: bool = False  # the layers' products run in 8 bits at twice the rate
+    compiled: bool = False  # torch.compile: elementwise work is fused and little is launched
+    quant_kernel: str | None = None  # gptq | gptq-fused: 4-bit weights that are not NF4
+    image_patches: int = 0  # patches that the vision tower sees per row
     varied_rows: bool = False  # unpadded batches of lengths below the longest: holes of many sizes
     source: str = "ms-swift 4.6"
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_autobatch.predict import predict
-from swift_autobatch.predict.speed import padded_lengths
+from swift_autobatch.predict.padding import padded_lengths
 from swift_autobatch.records import Prediction
 
 
