@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from io import RawIOBase
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 from swift_autobatch import guardian
 from swift_autobatch.errors import Interrupted, MachineError
 
+TimeoutExpired = subprocess.TimeoutExpired
 GRACE_S = 5.0
 _POLL_S = 0.2
 _DRAIN_S = 2.0  # how long output is still read after the child ended while a descendant holds the pipe
@@ -226,6 +228,25 @@ def _start(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> subprocess
             f"cannot start {argv[0]}: {error.strerror}",
             hints=("install the engine into this interpreter's environment: pip install 'ms-swift>=4.6,<4.7'",),
         ) from None
+
+
+def start_piped(argv: Sequence[str], *, env: Mapping[str, str], stderr: BinaryIO) -> subprocess.Popen[bytes]:
+    """Starts a helper that is spoken to through its standard input and output, in a session of its own.
+
+    It must end when its input does: that is how it learns that we are gone, killed or not. See ``workers.py``.
+    """
+    try:
+        return subprocess.Popen(
+            tuple(argv),
+            env=dict(env),
+            cwd="/",  # nothing in the user's folder may stand for a module of ours
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise MachineError(f"cannot start {argv[0]}: {error.strerror}", hints=("check the interpreter",)) from None
 
 
 @dataclass(slots=True)

@@ -17,6 +17,12 @@ class Progress(Protocol):
     def clear(self) -> None: ...
 
 
+def bar(share: float, cells: int = 24) -> str:
+    """A bar of ``cells`` characters, filled to ``share``."""
+    full = round(max(0.0, min(1.0, share)) * cells)
+    return "[" + "#" * full + "." * (cells - full) + "]"
+
+
 class Silent:
     """Reports nothing: the default of the Python API and of tests."""
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from swift_autobatch.errors import InputError
-from swift_autobatch.facts.conversation import Shape
+from swift_autobatch.facts.conversation import Shape, shape_of
 from swift_autobatch.facts.embedded import default_dataset
+from swift_autobatch.facts.large import LargeFiles
 from swift_autobatch.facts.lines import Fault
-from swift_autobatch.facts.refusals import chosen_shape, no_rows, none_left, unloadable
-from swift_autobatch.facts.schema import Schema
+from swift_autobatch.facts.refusals import chosen_shape, column_names, no_rows, none_left, unloadable
+from swift_autobatch.facts.shards import Limits
 from swift_autobatch.facts.spelling import Pins, Source, resolve
 from swift_autobatch.facts.survey import Reader, Survey
 from swift_autobatch.facts.tokens import counter_for
-from swift_autobatch.progress import Progress
+from swift_autobatch.progress import Progress, bar
 from swift_autobatch.records import DataFacts, Environment, ModelFacts
 
+LIMITS = Limits()
 _BATCH = 512  # rows tokenized together; also the rows whose columns decide how a file is read
 
 
@@ -29,6 +34,8 @@ def read_dataset(
     system: str | None,
     progress: Progress,
     pins: Pins | None = None,
+    full: bool = False,
+    limits: Limits = LIMITS,
 ) -> DataFacts:
     """Reads every row once, as ms-swift 4.6 would, and says what training on it means.
 
@@ -38,23 +45,30 @@ def read_dataset(
         system: ``--system``, the prompt of rows that carry none; None: the template's own default.
         progress: told how many rows have been read.
         pins: engine flags that change rows: columns, model_name, model_author, use_hf.
+        full: count the tokens of every row; else those of a sample where a .jsonl file is large.
+        limits: what is large.
 
     Returns:
         Lengths in tokens per row after the chat template and before any cut, supervised tokens as the engine labels
         them, the 64 costliest rows, and every row that will not train as hoped. A dataset whose every label is masked
-        is described, not refused: ``mean_supervised_tokens`` is 0 then, and the dry run refuses it.
+        is described, not refused: ``mean_supervised_tokens`` is 0 then, and the dry run refuses it. Where lengths come
+        from a sample, ``confidence`` says how far they may be off; rows, problems and the costliest rows are exact all
+        the same.
 
     Raises:
         InputError: file:line and a fix, when the engine could not read the file or would drop every row.
     """
     sources = [resolve(path, env, pins) for path in paths or (str(default_dataset()),)]
     prompt = _system_text(system, env)
-    reading = _Reading(Reader(model=model, counter=counter_for(model), system=prompt), progress)
-    try:
+    size = sum(file.stat().st_size for source in sources for file in source.files)
+    counter = counter_for(model, cache_dir=Path(env.cache_dir), quick=size >= limits.parallel_bytes)
+    reader = Reader(model=model, counter=counter, system=prompt)
+    with ExitStack() as stack:
+        stack.callback(progress.clear)
+        large = stack.enter_context(LargeFiles(reader, env, limits, full=full))
+        reading = _Reading(reader, large, progress)
         for order, source in enumerate(sources):
             reading.read(source, order)
-    finally:
-        progress.clear()
     return reading.facts(tuple(source.name for source in sources))
 
 
@@ -73,14 +87,19 @@ def _system_text(system: str | None, env: Environment) -> str | None:
         ) from error
 
 
+def _unheard(_: bytes) -> None:
+    """For bytes that the digest has seen, or will."""
+
+
 # ------------------------------------------------------------------------------------------------------ reading
 
 
 class _Reading:
     """The state of one pass over all files."""
 
-    def __init__(self, reader: Reader, progress: Progress) -> None:
+    def __init__(self, reader: Reader, large: LargeFiles, progress: Progress) -> None:
         self._reader = reader
+        self._large = large
         self._progress = progress
         self._hash = hashlib.sha256()
         self._survey = Survey()
@@ -89,21 +108,16 @@ class _Reading:
     def read(self, source: Source, order: int) -> None:
         """Surveys the files of one dataset as one table; ``order`` is its place among the datasets."""
         before = (self._survey.rows, self._survey.kept)
-        shape: Shape | None = None
-        schema = Schema()
+        columns: tuple[str, ...] | None = None
         for file in source.files:
-            rows = source.rows(file, self._hash.update, schema)
-            while found := list(islice(rows, _BATCH)):
-                batch = [(line, row) for line, row in found if not isinstance(row, Fault)]
-                if shape is None and batch:
-                    shape = chosen_shape(file, batch)
-                    self._clash(str(file), batch[0][0], shape)
-                for line, fault in found:
-                    if isinstance(fault, Fault):
-                        self._survey.fault(str(file), line, fault)
-                if shape:
-                    self._reader.survey(self._survey, str(file), order, batch, shape)
-                self._progress.update(f"reading {file.name}: {self._survey.rows - before[0]} rows")
+            rows = source.rows(file, self._hash.update)
+            if self._large.takes(source, file):
+                first = [row for row in islice(source.rows(file, _unheard), _BATCH) if not isinstance(row[1], Fault)]
+                columns = self._columns(file, first) if columns is None and first else columns
+                if columns and self._parts(file, order, columns):
+                    continue
+                rows = source.rows(file, _unheard)  # the digest has seen it
+            columns = self._rows(file, order, rows, columns, before[0])
         seen, kept = self._survey.rows - before[0], self._survey.kept - before[1]
         if not seen and not self._survey.problems.stopping():
             raise no_rows(source.path)
@@ -112,6 +126,46 @@ class _Reading:
             self._survey.problems.add("sampled", str(source.files[0]), 1, drawn, drops_row=False)
             left = (self._drawn[0] + source.sample - seen, self._drawn[1] + round(source.sample * kept / seen) - kept)
             self._drawn = left
+
+    def _parts(self, file: Path, order: int, columns: tuple[str, ...]) -> bool:
+        """Surveys a large file in parts. Returns False where it can only be read as a whole."""
+
+        def tell(share: float) -> None:
+            self._progress.update(f"reading {file.name}: {100 * share:.0f} % {bar(share)}")
+
+        found = self._large.survey(file, order, columns, self._hash.update, tell)
+        if found is not None:
+            self._survey.merge(found)
+        return found is not None
+
+    def _rows(
+        self,
+        file: Path,
+        order: int,
+        rows: Iterator[tuple[int, Any]],
+        columns: tuple[str, ...] | None,
+        before: int,
+    ) -> tuple[str, ...] | None:
+        """Surveys a file from its first row to its last. Returns the columns that decide how the table is read."""
+        shape = shape_of(columns) if columns else None
+        while found := list(islice(rows, _BATCH)):
+            batch = [(line, row) for line, row in found if not isinstance(row, Fault)]
+            if columns is None and batch:
+                columns = self._columns(file, batch)
+                shape = shape_of(columns)
+            for line, fault in found:
+                if isinstance(fault, Fault):
+                    self._survey.fault(str(file), line, fault)
+            if shape:
+                self._reader.survey(self._survey, str(file), order, batch, shape)
+            self._progress.update(f"reading {file.name}: {self._survey.rows - before} rows")
+        return columns
+
+    def _columns(self, file: Path, batch: list[tuple[int, Any]]) -> tuple[str, ...]:
+        """The columns of a table's first rows; the engine could make something of them."""
+        shape = chosen_shape(file, batch)
+        self._clash(str(file), batch[0][0], shape)
+        return column_names(batch)
 
     def _clash(self, file: str, line: int, shape: Shape) -> None:
         if shape.clash:
@@ -125,7 +179,6 @@ class _Reading:
             InputError: not one row is left.
         """
         survey, counter = self._survey, self._reader.counter
-        survey.finish()
         problems = survey.problems.all()
         if stopping := survey.problems.stopping():
             raise unloadable(stopping)
@@ -157,6 +210,7 @@ class _Reading:
             costliest=tokens.dearest.rows(),
             tokenizer=counter.name,
             exact=counter.exact and survey.plain,
+            confidence=self._large.said(),
             digest=self._hash.hexdigest(),
             self_cognition=taught,
             persona=cognition.persona() if taught else None,

@@ -16,13 +16,18 @@ _NAMED = 8  # places named in one refusal
 _EXAMPLE = '{"query": "...", "response": "..."}'
 
 
+def column_names(batch: Sequence[tuple[int, Any]]) -> tuple[str, ...]:
+    """Every column of some rows, in the order of appearance."""
+    return tuple(dict.fromkeys(str(name) for _, row in batch if isinstance(row, dict) for name in row))
+
+
 def chosen_shape(path: Path, batch: list[tuple[int, Any]]) -> Shape:
     """How to read this file, by the columns of its first rows.
 
     Raises:
         InputError: there is no column to train on.
     """
-    names = list(dict.fromkeys(str(name) for _, row in batch if isinstance(row, dict) for name in row))
+    names = list(column_names(batch))
     shape = shape_of(names)
     if shape is not None:
         return shape

@@ -109,19 +109,18 @@ class Dearest:
 
 
 class Problems:
-    """Problems in the order found, at most ``LISTED`` of a kind and file."""
+    """Problems by file and line, at most ``LISTED`` of a kind and file."""
 
     def __init__(self) -> None:
         self._listed: list[Problem] = []
         self._times: Counter[tuple[str, str, bool]] = Counter()
         self._last: dict[tuple[str, str, bool], int] = {}
 
-    def add(self, code: str, file: str, line: int, text: str, *, drops_row: bool, times: int = 1) -> None:
-        """``times``: rows with this problem; more than one are counted and not listed."""
+    def add(self, code: str, file: str, line: int, text: str, *, drops_row: bool) -> None:
         kind = (file, code, drops_row)
-        self._times[kind] += times
+        self._times[kind] += 1
         self._last[kind] = line
-        if times == 1 and self._times[kind] <= LISTED:
+        if self._times[kind] <= LISTED:
             self._listed.append(
                 Problem(code=code, file=file, line=line, text=text, drops_row=drops_row, stops=stops(code))
             )
@@ -142,12 +141,17 @@ class Problems:
             self._times[kind] += times
             self._last[kind] = other._last[kind] + lines_before
 
+    def estimate(self, code: str, file: str, times: int) -> None:
+        """Says that a code holds for more rows than were looked at."""
+        kind = (file, code, False)
+        self._times[kind] = max(times, self._times[kind])
+
     def times(self) -> tuple[tuple[str, int], ...]:
-        """How many rows each code was found on."""
+        """How many rows each code was found on, most first."""
         found: Counter[str] = Counter()
         for (_, code, _), times in self._times.items():
             found[code] += times
-        return tuple(found.items())
+        return tuple(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
     def all(self) -> tuple[Problem, ...]:
         more = [
@@ -162,4 +166,5 @@ class Problems:
             for (file, code, drops), times in self._times.items()
             if times > LISTED
         ]
-        return (*self._listed, *more)
+        files = {problem.file: at for at, problem in reversed(list(enumerate(self._listed)))}
+        return (*sorted(self._listed, key=lambda problem: (files[problem.file], problem.line)), *more)

@@ -198,6 +198,11 @@ def render(talk: Conversation, template: Template, system: str | None, eos_text:
     return _joined(pieces)
 
 
+def no_turns() -> RowError:
+    """A row that holds nothing to render."""
+    return RowError("no-turns", "the row has a system prompt and nothing else")
+
+
 def _rounds(turns: tuple[Turn, ...]) -> list[tuple[str, list[Turn]]]:
     """(question, answers) pairs; an answer without a question gets an empty one, as in the engine."""
     rounds: list[tuple[str, list[Turn]]] = []
@@ -209,7 +214,7 @@ def _rounds(turns: tuple[Turn, ...]) -> list[tuple[str, list[Turn]]]:
         else:
             rounds.append(("", [turn]))
     if not rounds:
-        raise RowError("no-turns", "the row has a system prompt and nothing else")
+        raise no_turns()
     return rounds
 
 

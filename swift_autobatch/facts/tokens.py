@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from swift_autobatch.errors import InputError
+from swift_autobatch.facts.quick import Quick, quick_for
 from swift_autobatch.facts.templates import AUTO_BOS, BOS, EOS, MARKERS, TEMPLATES, Piece, Template, dated
 from swift_autobatch.records import ModelFacts
 
@@ -53,8 +54,27 @@ class Counter(Protocol):
     def count(self, rows: Sequence[tuple[Piece, ...]]) -> list[Count]: ...
 
 
-def counter_for(model: ModelFacts) -> Counter:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """All that counting needs to know of a tokenizer besides its vocabulary; goes to worker processes."""
+
+    file: Path
+    template: Template
+    eos_text: str
+    special: Mapping[str, list[int]]  # ids behind BOS, EOS and AUTO_BOS
+    ending: tuple[int, ...]  # ids of the template's suffix
+    exact: bool
+
+    @property
+    def name(self) -> str:
+        return str(self.file) if self.exact else f"{self.file}, chat template assumed"
+
+
+def counter_for(model: ModelFacts, *, cache_dir: Path | None = None, quick: bool = False) -> Counter:
     """The best counter for a model.
+
+    Args:
+        quick: much is to be counted: prove once (seconds, kept below ``cache_dir``) that tiktoken may do it.
 
     Returns:
         An exact one when tokenizer.json is at hand and the template is known; one that counts the text exactly and
@@ -68,7 +88,39 @@ def counter_for(model: ModelFacts) -> Counter:
     file = Path(model.tokenizer_path) / "tokenizer.json" if model.tokenizer_path else None
     if file is None or not file.is_file():
         return Assumed(template)
-    return Counted(file, template, known=known is not None)
+    tokenizer = _load(file)
+    spec = _spec(file, tokenizer, template, known=known is not None)
+    return Counted(spec, quick_for(file, lambda: tokenizer, cache_dir) if quick else None, tokenizer)
+
+
+def assumed_counter(model: ModelFacts) -> Assumed:
+    """The counter of a model whose tokenizer is not at hand."""
+    return Assumed(dated(TEMPLATES.get(model.swift_template or "") or TEMPLATES["chatml"]))
+
+
+def counter_of(spec: Spec, cache_dir: Path | None) -> Counter:
+    """The counter behind a spec, in another process; the tokenizer itself is loaded when a text needs it."""
+    return Counted(spec, quick_for(spec.file, lambda: _load(spec.file), cache_dir))
+
+
+def _spec(file: Path, tokenizer: Tokenizer, template: Template, *, known: bool) -> Spec:
+    eos_text, special = _markers(file, tokenizer)
+    ending: list[int] = []
+    for text in template.suffix:
+        ending += special[EOS] if text == EOS else tokenizer.encode(text, add_special_tokens=False).ids
+    return Spec(
+        file=file,
+        template=template,
+        eos_text=eos_text,
+        special=special,
+        ending=tuple(ending),
+        exact=known and not (template.auto_bos and _closes(tokenizer)),
+    )
+
+
+def _closes(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer itself ends a text with a marker, which ChatML-like templates then use instead."""
+    return bool(tokenizer.encode("a").ids[-1:] != tokenizer.encode("a", add_special_tokens=False).ids[-1:])
 
 
 class Assumed:
@@ -105,14 +157,14 @@ def _widened(size_bytes: int) -> int:
 class Counted:
     """The model's tokenizer, through the ``tokenizers`` library (transformers' AutoTokenizer imports torch)."""
 
-    def __init__(self, file: Path, template: Template, *, known: bool) -> None:
-        self.template = template
-        self._tokenizer = _load(file)
-        self.eos_text, self._special = _markers(file, self._tokenizer)
-        self._end_ids = tuple(self._ids([text])[0] if text != EOS else self._special[EOS] for text in template.suffix)
-        alone = not self._closes()
-        self.exact = known and alone
-        self.name = str(file) if self.exact else f"{file}, chat template assumed"
+    def __init__(self, spec: Spec, quick: Quick | None = None, tokenizer: Tokenizer | None = None) -> None:
+        self.spec = spec
+        self.template = spec.template
+        self.eos_text = spec.eos_text
+        self.exact = spec.exact
+        self.name = spec.name
+        self._quick = quick
+        self._tokenizer = tokenizer
 
     def count(self, rows: Sequence[tuple[Piece, ...]]) -> list[Count]:
         texts = [piece.text for pieces in rows for piece in pieces if piece.text not in MARKERS]
@@ -120,11 +172,11 @@ class Counted:
         counts = []
         for pieces in rows:
             runs = [
-                (self._special[piece.text] if piece.text in MARKERS else next(ids), piece.weight > 0)
+                (self.spec.special[piece.text] if piece.text in MARKERS else next(ids), piece.weight > 0)
                 for piece in pieces
             ]
             total = sum(len(run) for run, _ in runs)
-            learned = _supervised(runs, [token for part in self._end_ids for token in part])
+            learned = _supervised(runs, list(self.spec.ending))
             prompt = sum(len(run) for run, _ in takewhile(lambda run: not run[1], runs))
             counts.append(
                 Count(
@@ -139,14 +191,19 @@ class Counted:
         return counts
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
-        return [encoding.ids for encoding in encode(texts, add_special_tokens=False)]
+        if self._quick is None:
+            return self._slow_ids(texts)
+        quick = self._quick
+        found = [quick.ids(text) if quick.knows(text) else None for text in texts]
+        others = iter(self._slow_ids([text for text, ids in zip(texts, found, strict=True) if ids is None]))
+        return [next(others) if ids is None else ids for ids in found]
 
-    def _closes(self) -> bool:
-        """Whether the tokenizer itself ends a text with a marker, which ChatML-like templates then use instead."""
-        if not self.template.auto_bos:
-            return False
-        return self._tokenizer.encode("a").ids[-1:] != self._tokenizer.encode("a", add_special_tokens=False).ids[-1:]
+    def _slow_ids(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        tokenizer = self._tokenizer = self._tokenizer or _load(self.spec.file)
+        encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+        return [encoding.ids for encoding in encode(texts, add_special_tokens=False)]
 
 
 def _supervised(runs: list[tuple[list[int], bool]], ending: list[int]) -> int:

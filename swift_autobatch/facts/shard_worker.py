@@ -1,0 +1,299 @@
+"""What a worker process does with its part of a large .jsonl file: survey it, or count the rows it is asked for."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swift_autobatch.facts.bounds import Bound, size_of
+from swift_autobatch.facts.conversation import RowError, Shape, shape_of
+from swift_autobatch.facts.json_rows import line_rows
+from swift_autobatch.facts.lines import Decoder, Fault
+from swift_autobatch.facts.strata import Place, Strata
+from swift_autobatch.facts.survey import Reader, Survey, Tokens
+from swift_autobatch.facts.tokens import Count, Counter, Spec, assumed_counter, counter_of
+from swift_autobatch.records import ModelFacts
+
+HELD = 1024  # rows of a part that are remembered by their bound
+_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What every worker is told once. ``spec`` None: no tokenizer, bytes are the measure."""
+
+    model: ModelFacts
+    spec: Spec | None
+    system: str | None
+    bound: Bound | None
+    cache_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A stretch of a file that starts and ends with whole lines."""
+
+    file: str
+    order: int  # the file's place among the datasets
+    index: int  # the part's place in the file
+    start: int
+    end: int
+    columns: tuple[str, ...]  # of the file's first rows: they decide how it is read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """Task: survey a part. ``count``: with the tokens of every row; else with a sample of places to count later."""
+
+    part: Part
+    count: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weigh:
+    """Task: count the rows at these places, (place, line in the file) each."""
+
+    part: Part  # any part of that file
+    places: tuple[tuple[Place, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deepen:
+    """Task: count every row of a part that may have ``least`` tokens or more, but those at ``known`` bytes."""
+
+    part: Part
+    least: int
+    known: frozenset[int]
+    lines_before: int
+
+
+@dataclass(slots=True)
+class Held:
+    """The places with the largest bounds, and the largest bound that was let go."""
+
+    heap: list[tuple[int, Place]] = field(default_factory=list)
+    floor: int = 0
+
+    def add(self, bound: int, place: Place, room: int = HELD) -> None:
+        if len(self.heap) < room:
+            heapq.heappush(self.heap, (bound, place))
+        else:
+            self.floor = max(self.floor, heapq.heappushpop(self.heap, (bound, place))[0])
+
+
+@dataclass(slots=True)
+class Scanned:
+    """Answer to a Scan. ``odd``: the part holds what only a reader of the whole file understands."""
+
+    lines: int = 0
+    survey: Survey = field(default_factory=Survey)
+    strata: Strata = field(default_factory=Strata)
+    longest: Held = field(default_factory=Held)
+    answers: Held = field(default_factory=Held)
+    odd: bool = False
+
+
+@dataclass(slots=True)
+class Weighed:
+    """Answer to a Weigh or Deepen."""
+
+    counts: list[tuple[Place, Count]] = field(default_factory=list)
+    tokens: Tokens = field(default_factory=Tokens)
+
+
+def handler(setup: Setup) -> Callable[[Any], Any]:
+    """What ``workers.py`` asks for: a function from task to answer."""
+    counter = _counter(setup)
+    reader = Reader(model=setup.model, counter=counter, system=setup.system)
+
+    def handle(task: Any) -> Any:
+        if isinstance(task, Scan):
+            return _count(task.part, reader) if task.count else _scan(task.part, reader, setup.bound)
+        if isinstance(task, Weigh):
+            return _weigh(task, reader)
+        return _deepen(task, reader, setup.bound)
+
+    return handle
+
+
+def _counter(setup: Setup) -> Counter:
+    return counter_of(setup.spec, setup.cache_dir) if setup.spec else assumed_counter(setup.model)
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+class Odd(Exception):
+    """An object spread over lines, which cannot be read from a part."""
+
+
+def _lines(part: Part) -> Iterator[tuple[int, int, bytes]]:
+    """(line within the part, byte where it starts, its bytes)."""
+    with Path(part.file).open("rb") as stream:
+        stream.seek(part.start)
+        at = part.start
+        for number, raw in enumerate(stream, 1):
+            yield number, at, raw
+            at += len(raw)
+            if at >= part.end:
+                return
+
+
+def _records(raw: bytes, number: int, decoder: Decoder) -> Iterator[Any]:
+    """The rows and faults of one line: at once where it is plainly one object, else as the careful reader has it."""
+    record = _plain(raw)
+    if record is not None:
+        yield record
+        return
+    if raw.strip() == b"{":
+        raise Odd
+    for text in decoder.line(number, raw):
+        if isinstance(text, Fault):
+            yield text
+        elif text.strip():
+            yield from (found for _, found in line_rows(number, text))
+
+
+def _plain(raw: bytes) -> dict[str, Any] | None:
+    """The object on a line; None where anything about it needs a closer look, such as a name that stands twice."""
+    if b"\\ud" in raw or b"\\uD" in raw:  # surrogates
+        return None
+    try:
+        value = _decode(raw.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    names = raw.count(b'":') + raw.count(b'" :')
+    return value if isinstance(value, dict) and _names(value) == names else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse).decode
+
+
+def _names(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(_names(inner) for inner in value.values() if isinstance(inner, dict | list))
+    return sum(_names(inner) for inner in value if isinstance(inner, dict | list))
+
+
+def _shape(part: Part) -> Shape:
+    shape = shape_of(part.columns)
+    assert shape is not None  # the file was not cut into parts before its shape was known
+    return shape
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+def _count(part: Part, reader: Reader) -> Scanned:
+    """Surveys a part and counts every row."""
+    found, shape, decoder = Scanned(), _shape(part), Decoder()
+    batch: list[tuple[int, Any]] = []
+    try:
+        for number, _, raw in _lines(part):
+            found.lines = number
+            for record in _records(raw, number, decoder):
+                if isinstance(record, Fault):
+                    found.survey.fault(part.file, number, record)
+                else:
+                    batch.append((number, record))
+            if len(batch) >= _BATCH:
+                reader.survey(found.survey, part.file, part.order, batch, shape)
+                batch = []
+    except Odd:
+        return Scanned(odd=True)
+    reader.survey(found.survey, part.file, part.order, batch, shape)
+    return found
+
+
+def _scan(part: Part, reader: Reader, bound: Bound | None) -> Scanned:
+    """Surveys a part without counting: classes of size, a sample of places, and the rows that may be the longest."""
+    assert bound is not None
+    found, shape, decoder = Scanned(), _shape(part), Decoder()
+    try:
+        for number, at, raw in _lines(part):
+            found.lines = number
+            for record in _records(raw, number, decoder):
+                if isinstance(record, Fault):
+                    found.survey.fault(part.file, number, record)
+                    continue
+                try:
+                    talk = reader.talk(record, shape)
+                    reader.check(talk)
+                except RowError as error:
+                    found.survey.drop(part.file, number, error.code, error.text)
+                    continue
+                found.survey.keep(part.file, number, talk, None, reader.model)
+                size, normal = size_of(talk)
+                place = (part.index, at, number)
+                found.strata.add(size, place, part.order)
+                found.longest.add(bound.tokens(talk, size, normal=normal), place)
+                found.answers.add(bound.answer_tokens(talk, normal=normal), place)
+    except Odd:
+        return Scanned(odd=True)
+    return found
+
+
+def _weigh(task: Weigh, reader: Reader) -> Weighed:
+    """Counts the rows at some places."""
+    found = Weighed()
+    shape = _shape(task.part)
+    with Path(task.part.file).open("rb") as stream:
+        for start in range(0, len(task.places), _BATCH):
+            batch = task.places[start : start + _BATCH]
+            rows = []
+            for place, line in batch:
+                stream.seek(place[1])
+                rows += [(place, line, record) for record in _kept(stream.readline(), reader, shape)]
+            _add(found, rows, reader, shape, task.part)
+    return found
+
+
+def _deepen(task: Deepen, reader: Reader, bound: Bound | None) -> Weighed:
+    """Counts the rows of a part that may be among the costliest, raising the bar as it goes."""
+    assert bound is not None
+    found, shape = Weighed(), _shape(task.part)
+    rows: list[tuple[Place, int, Any]] = []
+    for number, at, raw in _lines(task.part):
+        if at in task.known:
+            continue
+        least = max(task.least, found.tokens.dearest.least())
+        for record in _kept(raw, reader, shape):
+            talk = reader.talk(record, shape)
+            size, normal = size_of(talk)
+            if bound.tokens(talk, size, normal=normal) >= least:
+                rows.append(((task.part.index, at, number), number + task.lines_before, record))
+        if len(rows) >= _BATCH:
+            _add(found, rows, reader, shape, task.part)
+            rows = []
+    _add(found, rows, reader, shape, task.part)
+    found.counts = []  # they are no sample, and may be many
+    return found
+
+
+def _kept(raw: bytes, reader: Reader, shape: Shape) -> list[Any]:
+    """The records of a line that the engine trains."""
+    kept = []
+    for record in _records(raw, 1, Decoder()):
+        if isinstance(record, Fault):
+            continue
+        try:
+            reader.check(reader.talk(record, shape))
+        except RowError:
+            continue
+        kept.append(record)
+    return kept
+
+
+def _add(found: Weighed, rows: list[tuple[Place, int, Any]], reader: Reader, shape: Shape, part: Part) -> None:
+    counts = reader.count([reader.pieces(reader.talk(record, shape)) for *_, record in rows])
+    for (place, line, record), count in zip(rows, counts, strict=True):
+        found.counts.append((place, count))
+        found.tokens.add(part.file, part.order, line, count, record)
