@@ -266,7 +266,8 @@ def gate_error(verdict: Verdict) -> GateError:
 # ------------------------------------------------------------------------------------------------- the stages
 
 
-def _facts(request: Request, env: Environment, progress: Progress) -> tuple[Request, Facts]:
+def read_facts(request: Request, env: Environment, progress: Progress) -> tuple[Request, Facts]:
+    """The machine, the model and the data; and the request with its defaults filled in."""
     found = machine(request, env)
     asked = _defaults(request, found, env)
     model = read_model(str(asked.model.value), env, asked.pins, progress)
@@ -317,7 +318,7 @@ def _defaults(request: Request, found: Machine, env: Environment) -> Request:
 def _decide(request: Request, env: Environment, progress: Progress) -> tuple[Request, Plan]:
     """The plan, and the request with its defaults filled in."""
     committed.may_save(request, env)
-    asked, facts = _facts(request, env, progress)
+    asked, facts = read_facts(request, env, progress)
     return asked, committed.decide(asked, facts, strategies(env), env, progress)
 
 

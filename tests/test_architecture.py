@@ -21,9 +21,9 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"candidates", "predict", "schedule", "arguments"}),
     frozenset({"planner", "shortfall", "search", "refusal", "explain"}),
     frozenset({"render", "decision"}),
-    frozenset({"gate", "engine", "engine_log", "telemetry"}),
+    frozenset({"gate", "engine", "engine_log", "telemetry", "adopt"}),
     frozenset({"run", "receipt", "ask", "committed"}),
-    frozenset({"api"}),
+    frozenset({"api", "review"}),
     frozenset({"cli"}),
 )
 PURE = frozenset(

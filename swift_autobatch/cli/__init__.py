@@ -21,6 +21,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "env": ("env", "Show what autoswift sees of this machine."),
     "doctor": ("doctor", "Check the machine and the environment, with the command that fixes what is wrong."),
     "explain": ("explain", "Say what ended a training, from any log or traceback."),
+    "check": ("check", "Say what somebody's script or config does, what is odd about it, and what it needs."),
+    "import": ("import_file", "Turn a script or config into a project recipe."),
     "recipes": ("recipes", "List, show and copy strategy recipes; check recipe files."),
     "completion": ("completion", "Print the script that completes commands and flags in a shell."),
     "version": ("version", "Show the versions of autoswift and of the engines."),

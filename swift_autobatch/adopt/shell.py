@@ -1,0 +1,259 @@
+"""Reads calls of ``swift`` out of shell scripts: bash, Windows cmd and PowerShell, as people post them.
+
+A script is never run. Variables that it sets itself are filled in, `$(expr a / b)` and `$((a / b))` are worked out;
+everything else that a shell would compute stays as written and is told.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from swift_autobatch.adopt.found import Call, Finding, Setting
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_CONTINUED = re.compile(r"(?<!\\)([\\^`])$")  # bash, cmd, PowerShell
+_BLANK_AFTER = re.compile(r"[\\^`][ \t]+$")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))|%(\w+)%")
+_ARITHMETIC = re.compile(r"\$\(\(([^()]*)\)\)|\$\(\s*expr\s+([^()]*)\)|`\s*expr\s+([^`]*)`")
+_COMPUTED = re.compile(r"\s*(?:export\s+)?\w+=[^ ]*\$\((?!\(|\s*expr)")
+_SCRIPTS = re.compile(r"(?:^|/)swift/cli/(\w+)\.py$")
+_MODULES = re.compile(r"swift\.cli\.(\w+)$")
+_SETTERS = ("export", "set", "setx", "env")
+_LAUNCHERS = ("nohup", "time", "sudo", "exec", "python", "python3", "torchrun", "accelerate", "deepspeed", "srun")
+_OWN = {"RUN": "$RUN", "ROOT": ".", "PWD": "."}  # of the run.sh that autoswift writes: the run and the project folder
+_NPROC_FLAGS = ("nproc_per_node", "num_processes", "num_gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A command with its continuations joined; ``numbers`` are the lines that its words stand on."""
+
+    text: str
+    number: int
+    breaks: tuple[int, ...]  # offsets in text at which a further physical line starts
+    findings: tuple[Finding, ...]
+
+    def line_at(self, offset: int) -> int:
+        return self.number + sum(offset >= start for start in self.breaks)
+
+
+def read_calls(text: str) -> list[Call]:
+    """Every call of ``swift VERB`` (or ``megatron VERB``) in a script, in order."""
+    variables = {name: Setting(words=(value,), line=0) for name, value in _OWN.items()}
+    calls: list[Call] = []
+    before: tuple[Finding, ...] = ()  # of lines that were meant to be part of the call below them
+    for line in _logical_lines(text):
+        call = _read_line(line, variables)
+        if call is None:
+            before = line.findings
+        else:
+            calls.append(replace(call, findings=(*before, *call.findings)))
+            before = ()
+    return calls
+
+
+def _logical_lines(text: str) -> Iterator[_Line]:
+    joined, start = "", 0
+    breaks: list[int] = []
+    findings: list[Finding] = []
+    for number, raw in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        if not joined:
+            start, breaks, findings = number, [], []
+        stripped = raw.strip()
+        if stripped.startswith(("#", "REM ", "rem ", "::")):
+            if joined:
+                findings.append(_remark(number))
+                yield _Line(joined, start, tuple(breaks), tuple(findings))
+                joined = ""
+            continue
+        if joined:
+            breaks.append(len(joined))
+        if _BLANK_AFTER.search(raw):
+            findings.append(_blank(number))
+            raw = raw.rstrip()
+        if _CONTINUED.search(raw):
+            joined += _CONTINUED.sub(" ", raw)
+            continue
+        if joined and not stripped and breaks:
+            findings.append(_empty(number))
+        joined += raw
+        if joined.strip():
+            yield _Line(joined, start, tuple(breaks), tuple(findings))
+        joined = ""
+    if joined.strip():
+        yield _Line(joined, start, tuple(breaks), tuple(findings))
+
+
+def _blank(number: int) -> Finding:
+    return Finding(
+        level="error",
+        line=number,
+        text="a blank after the line continuation ends the command here: the flags below it are not passed",
+        fix="remove the blanks at the end of this line",
+    )
+
+
+def _empty(number: int) -> Finding:
+    return Finding(
+        level="error",
+        line=number,
+        text="an empty line ends the command although the line above continues it",
+        fix="remove this line",
+    )
+
+
+def _remark(number: int) -> Finding:
+    return Finding(
+        level="error",
+        line=number,
+        text="a comment between continued lines ends the command: the flags below it are not passed",
+        fix="move the comment above the command",
+    )
+
+
+def _read_line(line: _Line, variables: dict[str, Setting]) -> Call | None:
+    if _COMPUTED.match(line.text):
+        return None  # what a program prints cannot be known here
+    findings = list(line.findings)
+    try:
+        words = list(_words(line, variables, findings))
+    except ValueError as error:
+        if "swift" not in line.text:
+            return None
+        problem = Finding(level="error", line=line.number, text=f"the shell could not read this: {error}", fix="")
+        return Call(verb="sft", line=line.number, flags={}, findings=(*findings, problem))
+    own: dict[str, Setting] = {}
+    while words and (match := _ASSIGNMENT.fullmatch(words[0][0])) and not words[0][0].startswith("-"):
+        own[match[1]] = Setting(words=(match[2],), line=words.pop(0)[1])
+    if words and words[0][0] in _SETTERS:
+        words.pop(0)
+        for word, number in words:
+            if match := _ASSIGNMENT.fullmatch(word):
+                own[match[1]] = Setting(words=(match[2],), line=number)
+        while words and _ASSIGNMENT.fullmatch(words[0][0]):
+            words.pop(0)
+    if not words:
+        variables.update(own)
+        return None
+    verb, rest, launcher = _verb(words)
+    if verb is None:
+        return None
+    visible = {name: setting for name, setting in variables.items() if name.isupper() and name not in _OWN}
+    flags = dict(_flags(rest, findings))
+    return Call(verb=verb, line=line.number, flags=flags, env={**visible, **own, **launcher}, findings=tuple(findings))
+
+
+def _words(line: _Line, variables: Mapping[str, Setting], findings: list[Finding]) -> Iterator[tuple[str, int]]:
+    """The words of a line, variables filled in, each with its physical line; a comment at the end is left out."""
+    offset = 0
+    lexer = re.compile(
+        r"""(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+|['"].*""", re.DOTALL
+    )
+    for match in lexer.finditer(line.text):
+        raw, offset = match[0], match.start()
+        number = line.line_at(offset)
+        if raw.startswith("#"):
+            return
+        if raw in ("|", ">", ">>", "2>&1", "&", "&&", ";", "||", "&>") or raw.startswith((">", "2>", "&>")):
+            return
+        filled = raw if raw.startswith("'") else _fill(raw, variables, number, findings)
+        parts = [filled] if "$(" in filled or filled.startswith("`") else shlex.split(filled)
+        for part in parts or [""]:
+            yield part, number
+
+
+def _fill(word: str, variables: Mapping[str, Setting], number: int, findings: list[Finding]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[3] or match[4]
+        if name in variables:
+            return " ".join(variables[name].words)
+        if match[2] is not None:
+            return match[2]
+        findings.append(
+            Finding(level="warn", line=number, text=f"${name} is not set in this script", fix=f"{name}=... above it")
+        )
+        return match[0]
+
+    filled = _VARIABLE.sub(value, word)
+    return _ARITHMETIC.sub(lambda m: _compute(next(g for g in m.groups() if g is not None), m[0]), filled)
+
+
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def _compute(text: str, otherwise: str) -> str:
+    """An integer expression of a shell; what is none of that stays as written."""
+    try:
+        return str(_value(ast.parse(text.replace("\\*", "*").strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
+        return otherwise
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp):
+        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    raise ValueError(ast.dump(node))
+
+
+def _verb(words: list[tuple[str, int]]) -> tuple[str | None, list[tuple[str, int]], dict[str, Setting]]:
+    """(verb, the words after it, what the launcher says) of a call of the engine; None: it is none."""
+    launcher: dict[str, Setting] = {}
+    for index, (word, number) in enumerate(words):
+        after = words[index + 1 :]
+        name = word.rsplit("/", 1)[-1].removesuffix(".exe")
+        if name in ("swift", "megatron") and after and not after[0][0].startswith("-"):
+            verb = after[0][0] if name == "swift" else f"megatron {after[0][0]}"
+            return verb, after[1:], launcher
+        for pattern in (_SCRIPTS, _MODULES):
+            if match := pattern.search(word):
+                verb = match[1]
+                if verb == "main" and after:
+                    return after[0][0], after[1:], launcher
+                return verb, after, launcher
+        if word.startswith("--"):
+            flag, _, value = word[2:].replace("-", "_").partition("=")
+            if flag in _NPROC_FLAGS:
+                launcher["NPROC_PER_NODE"] = Setting(words=(value or (after[0][0] if after else ""),), line=number)
+        elif index == 0 and name not in _LAUNCHERS:
+            return None, [], {}
+    return None, [], {}
+
+
+def _flags(words: list[tuple[str, int]], findings: list[Finding]) -> Iterator[tuple[str, Setting]]:
+    """Flags of a call, ``--flag value``, ``--flag=value`` and many values; a config file of its own is ``config``."""
+    seen: dict[str, int] = {}
+    index = 0
+    while index < len(words):
+        word, number = words[index]
+        index += 1
+        if not word.startswith("--"):
+            if not seen and word.endswith((".yaml", ".yml", ".json")):
+                yield "config", Setting(words=(word,), line=number)
+            else:
+                findings.append(Finding(level="error", line=number, text=f"{word!r} belongs to no flag"))
+            continue
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        values = [value] if equals else []
+        while not equals and index < len(words) and not words[index][0].startswith("--"):
+            values.append(words[index][0])
+            index += 1
+        if name in seen:
+            text = f"--{name} is given twice (line {seen[name]} too): the last one wins"
+            findings.append(Finding(level="warn", line=number, text=text, fix="keep one of them"))
+        seen[name] = number
+        yield name, Setting(words=tuple(values), line=number)

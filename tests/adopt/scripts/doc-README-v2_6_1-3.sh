@@ -1,0 +1,19 @@
+# GPU Memory Requirement: 4 * 30GB
+PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' \
+CUDA_VISIBLE_DEVICES=0,1,2,3 \
+NPROC_PER_NODE=4 \
+swift sft \
+    --model=Qwen/Qwen1.5-7B-Chat \
+    --tuner_type=lora \
+    --dataset 'AI-ModelScope/alpaca-gpt4-data-zh#500' 'swift/self-cognition#500' \
+    --torch_dtype=bfloat16 \
+    --num_train_epochs=1 \
+    --per_device_train_batch_size=1 \
+    --learning_rate=1e-4 \
+    --lora_rank=8 \
+    --lora_alpha=32 \
+    --target_modules=all-linear \
+    --warmup_ratio=0.05 \
+    --logging_steps=5 \
+    --save_total_limit=2 \
+    --output_dir=output

@@ -1,0 +1,21 @@
+# GPU Memory Requirement: 4 * 12GB
+nproc_per_node=4
+
+CUDA_VISIBLE_DEVICES=0,1,2,3 \
+NPROC_PER_NODE=$nproc_per_node \
+swift sft \
+    --model alpindale/WizardLM-2-8x22B \
+    --train_type lora \
+    --dataset 'AI-ModelScope/alpaca-gpt4-data-zh#500' 'swift/self-cognition#500' \
+    --torch_dtype bfloat16 \
+    --num_train_epochs 1 \
+    --per_device_train_batch_size 1 \
+    --learning_rate 1e-4 \
+    --lora_rank 8 \
+    --lora_alpha 32 \
+    --target_modules all-linear \
+    --deepspeed zero3_offload \
+    --warmup_ratio 0.05 \
+    --logging_steps 5 \
+    --save_total_limit 2 \
+    --output_dir output

@@ -1,0 +1,24 @@
+# 4 * 30GiB
+export CUDA_VISIBLE_DEVICES=0,1,2,3
+export NPROC_PER_NODE=4
+
+# train
+nohup swift sft \
+    --model Qwen/Qwen3.5-35B-A3B \
+    --tuner_type lora \
+    --dataset 'AI-ModelScope/coco#2000' \
+    --torch_dtype bfloat16 \
+    --num_train_epochs 1 \
+    --per_device_train_batch_size 4 \
+    --learning_rate 1e-4 \
+    --lora_rank 8 \
+    --lora_alpha 32 \
+    --target_modules all-linear \
+    --gradient_accumulation_steps 1 \
+    --max_length 2048 \
+    --deepspeed zero3 \
+    --warmup_ratio 0.05 \
+    --logging_steps 5 \
+    --save_total_limit 2 \
+    --output_dir output \
+    > train.log 2>&1 &

@@ -1,0 +1,22 @@
+# GPU Memory: 8 * 80GiB, Training Speed 18.97s/it
+export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7
+torchrun --nproc_per_node=8 --master_port 29501 \
+    /opt/ms-swift/swift/cli/sft.py \
+    --model Qwen/Qwen3.5-4B \
+    --tuner_type lora \
+    --dataset 'AI-ModelScope/coco#2000' \
+    --torch_dtype bfloat16 \
+    --num_train_epochs 1 \
+    --per_device_train_batch_size 2 \
+    --learning_rate 1e-4 \
+    --lora_rank 8 \
+    --lora_alpha 32 \
+    --target_modules all-linear \
+    --gradient_accumulation_steps 8 \
+    --max_length 65535 \
+    --attn_impl flash_attn \
+    --sequence_parallel_size 4 \
+    --warmup_ratio 0.05 \
+    --logging_steps 5 \
+    --save_total_limit 2 \
+    --output_dir output
