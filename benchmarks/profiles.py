@@ -21,6 +21,7 @@ _OUTPUT = ("o_proj", "wo", "dense")
 def profile(case: Case) -> Engine:
     """The engine of a case, as far as memory depends on it."""
     facts: dict[str, Any] = {"logits_rows": "all", **_by_tool(case)}
+    facts.setdefault("varied_rows", case["seq_len_effective"] is None and not case["packing"])
     facts["targets"] = targets(case)
     facts["selective"] = case["grad_checkpointing"] == "selective"
     notes = (case["notes"] or "") + (case["actual_seq_note"] or "")
@@ -67,6 +68,7 @@ def _by_tool(case: Case) -> dict[str, Any]:
             "loss": "shifted_16bit",
             "trainable_bytes": None if _deepspeed(case) else 2,
             "adapters_autocast": False,
+            "two_buckets": True,  # finetune/ds_config_zero2.json and zero3: overlap_comm
             "source": "modeling_qwen.py (16-bit logits, contiguous shift); PEFT 0.5: adapters in the weights' type",
         }
     if group.startswith("fms"):
@@ -118,7 +120,8 @@ def _swift(case: Case) -> dict[str, Any]:
         return {
             "loss": loss,
             "varied_rows": True,
-            "source": "ms-swift 1 and 2: whole logits, outputs kept for accuracy",
+            "two_buckets": True,
+            "source": "ms-swift 1 and 2: whole logits, outputs kept for accuracy; ds_config/zero3.json: overlap_comm",
         }
     facts: dict[str, Any] = {"source": f"ms-swift {'.'.join(map(str, version))}"}
     if case["deepspeed"] == "megatron":

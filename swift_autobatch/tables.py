@@ -328,3 +328,19 @@ def chip(card: str | None, capability: tuple[int, int]) -> Chip:
             return row
     known = [row for row in chips() if row.capability is not None and row.capability <= capability]
     return max(known, key=lambda row: row.capability or (0, 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """Quantiles of measured over predicted, of what does not last, in ``runs`` published runs."""
+
+    runs: int
+    p50: float
+    p99: float
+
+
+@cache
+def residuals() -> Mapping[str, Residual]:
+    """data/residuals.yaml by kind of configuration; ``all`` is always there."""
+    raw = yaml.load((DATA / "residuals.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    return MappingProxyType({kind: Residual(**row) for kind, row in raw["kinds"].items()})

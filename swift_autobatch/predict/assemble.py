@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swift_autobatch.effective import effective
-from swift_autobatch.predict import cpu_offload, host, rates, speed
-from swift_autobatch.predict.instants import LASTING, LAYERS, ROWS, Instant, phases, size
+from swift_autobatch.predict import cpu_offload, host, logits, rates, speed, states
+from swift_autobatch.predict.instants import GATHERED, LASTING, LAYERS, ROWS, Instant, phases, size
 from swift_autobatch.predict.job import Job, job
 from swift_autobatch.predict.profile import SWIFT, Engine
-from swift_autobatch.predict.states import gradients
 from swift_autobatch.records import Candidate, Facts, Machine, Phase, PhaseMemory, Prediction
 from swift_autobatch.units import GIB, show_gib
 
@@ -61,7 +60,7 @@ def _prediction(
     nccl = 0 if on_cpu or candidate.world == 1 else int(constants.nccl_gib * GIB)
     host_share = int(HOST_SHARE * work.facts.machine.host.ram_budget_bytes)
     peaks = {phase: _reserved(work, phase, found[phase], 1.0) for phase in found}
-    needs_p99 = max(_reserved(work, phase, found[phase], constants.reserve_p99) for phase in judged)
+    needs_p99 = max(_reserved(work, phase, found[phase], work.band.p99) for phase in judged)
     hosts = {phase: _host_bytes(work, phase, peaks[phase] + context) for phase in found}
     host_bytes = max(hosts[phase] for phase in judged)
     pace = speed.step(work)
@@ -90,7 +89,7 @@ def _prediction(
         bound_by=pace.bound_by,
         mfu=pace.mfu,
         assumptions=_assumptions(work),
-        reserved_bytes=_held(work, "steady", found["steady"], max(peaks[phase] for phase in judged), context + nccl),
+        reserved_bytes=_held(work, found["steady"], max(peaks[phase] for phase in judged), context + nccl),
     )
 
 
@@ -100,15 +99,31 @@ def card_budget(machine: Machine) -> int:
     return max(0, min(min(int(CARD_SHARE * gpu.total_bytes), gpu.free_bytes - keep_free) for gpu in machine.gpus))
 
 
-def _held(work: Job, phase: Phase, instants: list[Instant], needs: int, beside: int) -> int | None:
-    """Reserved bytes where lengths vary: more than the need, and never more than the card has room for.
+def _held(work: Job, instants: list[Instant], needs: int, beside: int) -> int | None:
+    """Reserved bytes of steady training where they exceed the need; never more than the card has room for.
 
-    The allocator gives segments back only when the card is full.
+    The allocator gives segments back only when the card is full. So where lengths vary the old ones pile up; the one
+    flat block that DeepSpeed's step casts gradients into stands beside the smaller segments of forward and backward;
+    and what a side stream gathers is in a pool of its own.
+
+    Source: PyTorch CUDACachingAllocator.cpp (pools by stream, best fit in one segment, release on failure only);
+    DeepSpeed parameter_offload.py (a stream for gathers under overlap_comm).
     """
-    if not work.engine.varied_rows or work.candidate.device == "cpu":
+    if work.candidate.device == "cpu":
+        return None
+    passing = [instant for instant in instants if not any(term.name == "step temporaries" for term in instant)]
+    flat = states.flat_block(work)
+    if flat <= logits.largest_block(work):
+        flat = 0
+    apart = 0
+    if work.candidate.zero_stage == 3 and work.engine.two_buckets:
+        apart = max(sum(term.bytes for term in instant if term.name in GATHERED) for instant in passing)
+        passing = [tuple(term for term in instant if term.name not in GATHERED) for instant in passing]
+    held = _reserved(work, "steady", passing, 1.0, varied=work.engine.varied_rows) + flat + apart
+    if held <= needs:
         return None
     room = min(gpu.total_bytes for gpu in work.facts.machine.gpus) - beside
-    return max(needs, min(room, _reserved(work, phase, instants, 1.0, varied=True)))
+    return max(needs, min(room, held))
 
 
 def _reserved(work: Job, phase: Phase, instants: list[Instant], factor: float, *, varied: bool = False) -> int:
@@ -124,7 +139,7 @@ def _reserved(work: Job, phase: Phase, instants: list[Instant], factor: float, *
     for_layers = (constants.cpu_heap_layers if on_cpu else constants.reserve_layers) * factor
     for_passing = (constants.cpu_heap_passing if on_cpu else constants.reserve_passing) * factor
     for_varied = constants.reserve_varied if varied else for_passing
-    kept = gradients(work) if phase in TRAINING else 0
+    kept = states.gradients(work) if phase in TRAINING else 0
     worst = 0.0
     for instant in instants:
         lasting, layers, passing, rows = kept, 0, 0, 0
@@ -149,6 +164,14 @@ def _host_bytes(work: Job, phase: Phase, resident: int) -> int:
     return host.processes(work) + parts.get(phase, host.states)(work)
 
 
+def _width(work: Job) -> str:
+    """The band in words."""
+    band, more = work.band, f"p99 allows {work.band.p99 - 1:.0%} more of what does not last"
+    if not band.runs:
+        return f"{more}: measured on this machine"
+    return f"{more}: {band.runs} published runs" + (", of other kinds too" if band.kind == "all" else " of this kind")
+
+
 def _assumptions(work: Job) -> tuple[str, ...]:
     """Everything the figures rest on that nobody measured."""
     candidate, machine = work.candidate, work.facts.machine
@@ -163,6 +186,7 @@ def _assumptions(work: Job) -> tuple[str, ...]:
         resume = host.resume(work) + host.processes(work)
         if resume > HOST_SHARE * machine.host.ram_budget_bytes:
             notes.append(f"resuming from a checkpoint would need {show_gib(resume, 0)} of host RAM, more than there is")
+    notes.append(_width(work))
     if not work.facts.data.exact:
         notes.append("token lengths are estimated, not counted by the model's tokenizer")
     if candidate.parallel == "megatron" or candidate.pp > 1 or candidate.cp > 1 or candidate.ep > 1:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from swift_autobatch.predict.job import Job
-from swift_autobatch.units import GIB
 
 BUCKET = 2 * 10**8  # elements; ms-swift zero1/zero2.json reduce_bucket_size and allgather_bucket_size
-MAX_LIVE = 10**9  # parameters; ms-swift zero3.json stage3_max_live_parameters
+REUSE = 10**9  # parameters; ms-swift zero3.json stage3_max_reuse_distance
+# cuBLAS keeps a workspace for each handle and stream: 4096 KiB x 2 + 16 KiB x 8. Source: PyTorch CUDABlas.cpp.
+WORKSPACE, WORKSPACE_HOPPER = 8_519_680, 32 * 2**20
 
 
 def permanent(job: Job) -> int:
@@ -16,7 +19,7 @@ def permanent(job: Job) -> int:
     Source: DeepSpeed stage_1_and_2.py `setup_buckets`, stage3.py `__setup_ipg`.
     """
     candidate, shape = job.candidate, job.shape
-    total = 0 if candidate.device == "cpu" else int(job.constants.workspace_gib * GIB)
+    total = 0 if candidate.device == "cpu" else _workspace(job)
     if candidate.zero_stage in (1, 2):
         total += _bucket(job) * job.grad_bytes_each * (2 if job.engine.two_buckets else 1)
         if candidate.offload:
@@ -29,13 +32,12 @@ def permanent(job: Job) -> int:
 def layer(job: Job) -> int:
     """Bytes of weights made whole while one layer runs: gathers and dequantised copies.
 
-    ZeRO-3 keeps what it has gathered until ``max_live`` parameters are live; FSDP2 holds this layer and the
-    prefetched next one. Source: partitioned_param_coordinator.py; PyTorch FSDPMemTracker.
+    FSDP2 holds this layer and the prefetched next one. Source: PyTorch FSDPMemTracker; ZeRO-3: :func:`_fetched`.
     """
     candidate, shape = job.candidate, job.shape
     total = 0
     if _gathers(job):
-        total += min(MAX_LIVE, shape.total) * job.weight_bytes_each
+        total += _fetched(job, shape.layer)
     elif candidate.uses_fsdp and job.engine.never_resharded:
         total += shape.total * job.weight_bytes_each
     elif candidate.uses_fsdp:
@@ -54,12 +56,50 @@ def layer(job: Job) -> int:
 def loss(job: Job) -> int:
     """Bytes of the embedding and head made whole beside the logits, sharded runs only."""
     candidate, shape = job.candidate, job.shape
-    ends = shape.embedding + shape.head
     if _gathers(job):
-        return max(min(MAX_LIVE, shape.total), shape.head or shape.embedding) * job.weight_bytes_each
+        return _fetched(job, shape.head or shape.embedding)
     if candidate.uses_fsdp:
-        return 2 * ends  # the root group stays gathered through the whole backward
+        return 2 * (shape.embedding + shape.head)  # the root group stays gathered through the whole backward
     return 0
+
+
+def _fetched(job: Job, needed: int) -> int:
+    """Bytes of parameters that ZeRO-3 holds whole beside its shards.
+
+    What runs now (``needed`` parameters), what of the last layers is used again within the reuse distance (forward,
+    with checkpointing recompute, then backward pass over them), and one prefetch: at least 0.9 h squared elements and
+    up to one linear more, twice, because a coalesced gather is copied out of its flat buffer, which lives until the
+    last of its parameters is used.
+
+    Source: DeepSpeed partitioned_param_coordinator.py `__params_to_release` and `fetch_sub_module`,
+    partition_parameters.py `AllGatherCoalescedHandle.wait`; transformers deepspeed.py (auto: 0.9 h squared).
+    """
+    shape = job.shape
+    passes = 3 if job.candidate.gradient_checkpointing else 2
+    again = max(0, REUSE - 2 * (shape.head or shape.embedding)) // passes
+    prefetched = int(0.9 * shape.h**2) + shape.largest_linear
+    live = max(needed, min(again, shape.layers * shape.layer)) + 2 * prefetched
+    return min(live, shape.total) * job.weight_bytes_each
+
+
+def whole_gradients(job: Job, where: Literal["head", "layer", "end"]) -> int:
+    """Bytes of gradients that are not spread yet, in full tuning under ZeRO-2 and 3.
+
+    A gradient stays whole until the next one comes (ZeRO-3, wider than the bucket) or until it is copied into the
+    bucket. The one of a tied embedding waits for the whole backward, since both its parts are summed first.
+
+    Source: DeepSpeed stage3.py `reduce_independent_p_g_buckets_and_remove_grads`; torch autograd's AccumulateGrad.
+    """
+    shape = job.shape
+    if job.candidate.tuner != "full" or job.candidate.zero_stage < 2:
+        return 0
+    waiting = 0 if shape.head else shape.embedding
+    elements = {
+        "head": shape.head or shape.embedding,
+        "layer": waiting + shape.largest_linear * (2 if job.candidate.zero_stage == 3 else 1),
+        "end": waiting + shape.embedding,
+    }[where]
+    return elements * job.grad_bytes_each // (job.candidate.tp * job.candidate.pp)
 
 
 def step(job: Job) -> int:
@@ -83,6 +123,11 @@ def root_reduction(job: Job) -> int:
     if not job.candidate.uses_fsdp or job.candidate.tuner != "full":
         return 0
     return 6 * (job.shape.embedding + job.shape.head)
+
+
+def _workspace(job: Job) -> int:
+    hopper = any(gpu.compute_capability[0] == 9 for gpu in job.facts.machine.gpus)
+    return WORKSPACE_HOPPER if hopper else WORKSPACE
 
 
 def _bucket(job: Job) -> int:

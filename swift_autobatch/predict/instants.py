@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from swift_autobatch.predict import activations, buffers, logits, states, weights
 from swift_autobatch.predict.job import Job
@@ -11,12 +12,15 @@ from swift_autobatch.records import Phase, Term
 
 Instant = tuple[Term, ...]
 
+# Whose blocks keep their sizes from step to step, whatever the rows: what lasts, and what the optimizer takes.
 LASTING = frozenset(
-    {"weights", "adapters", "optimizer", "buffers", "gradients"} | {"buckets", "gathered weights", "copies", "heap"}
+    {"weights", "adapters", "optimizer", "buffers", "gradients", "step temporaries", "gathered update"}
+    | {"buckets", "gathered weights", "copies", "heap"}
 )
 LAYERS = frozenset({"boundaries", "activations"})
 # As long as the rows of the micro batch, or taken between blocks that are.
 ROWS = frozenset({"logits", "layer in flight", "backward", "mask", "layer weights", "gathered ends"})
+GATHERED = frozenset({"layer weights", "gathered ends"})
 
 
 def size(instant: Instant) -> int:
@@ -104,6 +108,7 @@ def _step(job: Job, grown: Instant, static: Instant) -> list[Instant]:
     ends = term("gathered ends", buffers.loss(job), "head and embedding made whole")
     forward_loss = (*term("logits", logits.forward(job), rows), *ends)
     loss = (*term("logits", logits.loss(job), rows), *ends)
+    head = (*term("logits", logits.head_backward(job), f"16-bit gradient of {rows}"), *ends, *_whole(job, "head"))
     if job.candidate.gradient_checkpointing:
         kept = term("boundaries", activations.boundaries(job), f"one hidden state x {job.shape.layers} layers")
         first = term("boundaries", activations.boundaries(job) // job.shape.layers, "the first layer's input")
@@ -118,9 +123,10 @@ def _step(job: Job, grown: Instant, static: Instant) -> list[Instant]:
     return [
         (*early, *parts.casts, *forward_loss),
         (*early, *backward_casts, *loss),
-        (*early, *backward_casts, *layer, *parts.layer_weights, *parts.root),
-        (*grown, *parts.late, *parts.mask, *first, *layer, *parts.layer_weights, *parts.root),
-        (*grown, *parts.gradients, *term("root reduction", buffers.root_reduction(job), "of embedding and head")),
+        (*early, *backward_casts, *head),
+        (*early, *backward_casts, *layer, *parts.layer_weights, *parts.root, *_whole(job, "layer")),
+        (*grown, *parts.late, *parts.mask, *first, *layer, *parts.layer_weights, *parts.root, *_whole(job, "layer")),
+        (*grown, *parts.gradients, *_reduction(job)),
         (
             *static,
             *parts.gradients,
@@ -128,6 +134,18 @@ def _step(job: Job, grown: Instant, static: Instant) -> list[Instant]:
             *term("gathered update", buffers.step(job), "all-gather of updated parameters"),
         ),
     ]
+
+
+def _whole(job: Job, where: Literal["head", "layer", "end"]) -> Instant:
+    return term("whole gradients", buffers.whole_gradients(job, where), "not yet spread over the ranks")
+
+
+def _reduction(job: Job) -> Instant:
+    """The last gradients of backward: embedding and head."""
+    return (
+        *term("root reduction", buffers.root_reduction(job), "of embedding and head"),
+        *_whole(job, "end"),
+    )
 
 
 def _evaluation(job: Job, static: Instant) -> list[Instant]:

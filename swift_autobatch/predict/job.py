@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 
 from swift_autobatch import tables
 from swift_autobatch.errors import InputError
+from swift_autobatch.predict.band import CALIBRATED, Band, band
 from swift_autobatch.predict.profile import SWIFT, Engine
 from swift_autobatch.predict.rates import Rates, rates
 from swift_autobatch.records import DTYPE_BYTES, Candidate, DataFacts, Effective, Facts, ModelFacts, replace
@@ -24,12 +25,10 @@ class Constants:
 
     context_gib: float
     nccl_gib: float
-    workspace_gib: float
     reserve_lasting: float
     reserve_layers: float
     reserve_passing: float
     reserve_varied: float
-    reserve_p99: float
     cpu_process_gib: float
     cpu_heap_layers: float
     cpu_heap_passing: float
@@ -54,9 +53,10 @@ def check_calibration(calibration: Mapping[str, float] | None) -> None:
     """Refuses measured coefficients that the predictor does not have.
 
     Raises:
-        InputError: ``calibration`` names a coefficient of neither data/coefficients.yaml nor data/speed.yaml.
+        InputError: ``calibration`` names a coefficient of neither data/coefficients.yaml nor data/speed.yaml,
+            and not the width of the band either.
     """
-    known = {*tables.coefficients(), *tables.coefficients("speed")}
+    known = {*tables.coefficients(), *tables.coefficients("speed"), CALIBRATED}
     unknown = sorted(set(calibration or ()) - known)
     if unknown:
         hints = tuple(f"did you mean {name}?" for name in near(unknown[0], sorted(known)))
@@ -94,10 +94,11 @@ def shape(model: ModelFacts) -> Shape:
     """
     body = model.params_total - model.params_embedding - model.params_lm_head - model.params_vision
     active = max(1, body - (model.params_total - model.params_active))
-    q, k = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    q, k = _heads(model)
     width = model.intermediate
     if model.experts:
-        width = max(model.hidden // 8, round((active / model.layers - model.hidden * 2 * (q + k)) / (3 * model.hidden)))
+        attention = sum(a * b for name, a, b in model.linears if _place(model, name, a).startswith("attention"))
+        width = max(model.hidden // 8, round((active / model.layers - attention) / (3 * model.hidden)))
     return Shape(
         h=model.hidden,
         layers=model.layers,
@@ -118,6 +119,22 @@ def shape(model: ModelFacts) -> Shape:
     )
 
 
+def _heads(model: ModelFacts) -> tuple[int, int]:
+    """Widths of queries and of keys; those of attention's output and of values are taken as equal to them.
+
+    Multi-head latent attention expands its latents to whole heads, keys wider than values: the mean of each pair
+    stands for both. Source: transformers modeling_deepseek_v2.py, where nothing but the expanded heads is attended.
+    """
+    linears = {name: (a, b) for name, a, b in model.linears}
+    if "kv_b_proj" not in linears:
+        return model.heads * model.head_dim, model.kv_heads * model.head_dim
+    latent, expanded = linears["kv_b_proj"]
+    query = linears.get("q_b_proj", linears.get("q_proj", (0, 0)))[1]
+    rope = linears.get("kv_a_proj_with_mqa", (0, latent))[1] - latent
+    values = expanded - (query - model.heads * rope)  # what is not the keys' part without positions
+    return (query + values) // 2, (query + values) // 2
+
+
 def _gated(model: ModelFacts) -> bool:
     """Whether what feeds the last product is twice as wide as what comes out of it; True where nobody says."""
     into = sum(b for name, a, b in model.linears if _place(model, name, a) == "mlp in")
@@ -128,6 +145,7 @@ _INTO_ATTENTION = frozenset(
     "q_proj k_proj v_proj c_attn W_pack query_key_value qkv_proj wqkv q_a_proj kv_a_proj_with_mqa in_proj_qkv "
     "in_proj_z in_proj_b in_proj_a in_proj_qkvz in_proj_ba".split()
 )
+_LATENTS = frozenset({"q_b_proj", "kv_b_proj"})  # they read a few hundred numbers a token
 _OUT_OF_ATTENTION = frozenset("o_proj dense wo out_proj".split())
 
 
@@ -135,6 +153,8 @@ def _place(model: ModelFacts, name: str, width: int) -> str:
     """Where a linear stands in its layer, by name and input width."""
     if name in _INTO_ATTENTION:
         return "attention in"
+    if name in _LATENTS:
+        return "attention latents"
     if name in _OUT_OF_ATTENTION or (name == "c_proj" and width == model.heads * model.head_dim):
         return "attention out"
     return "mlp in" if width == model.hidden else "mlp out"
@@ -173,6 +193,7 @@ class Job:
     shape: Shape
     constants: Constants
     rates: Rates
+    band: Band
     row_tokens: int  # of the longest row (a packed row is full)
     tokens: int  # T: of the costliest micro batch, on one rank
     kept_rows: int  # rows of that micro batch which reach the vocabulary projection
@@ -213,6 +234,7 @@ def job(
         shape=counts,
         constants=constants(calibration),
         rates=rates(calibration),
+        band=band(candidate, calibration),
         row_tokens=row,
         tokens=tokens,
         kept_rows=min(tokens, _kept(candidate, effective, facts.data, row, tokens)),

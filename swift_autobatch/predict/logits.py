@@ -41,6 +41,17 @@ def loss(job: Job) -> int:
     return int(hidden + _PER_ENTRY[job.effective.loss] * rows * shape.vocab)
 
 
+def head_backward(job: Job) -> int:
+    """Bytes while the head's own gradient is made: the 16-bit gradient of the logits is all that is left of them."""
+    each = 0 if job.effective.loss in ("none", "liger_fused") else 2
+    return min(loss(job), 4 * job.shape.h * job.tokens + each * job.kept_rows * job.shape.vocab)
+
+
+def largest_block(job: Job) -> int:
+    """Bytes of the largest one allocation of the loss: an fp32 copy of the logits."""
+    return min(loss(job), 4 * job.kept_rows * job.shape.vocab)
+
+
 def forward(job: Job) -> int:
     """Bytes at the end of forward: 16-bit logits and two fp32 copies, or the loss's own where it never grows them."""
     entry = _PER_ENTRY_FORWARD.get(job.effective.loss)

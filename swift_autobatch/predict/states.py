@@ -105,8 +105,10 @@ def _galore(job: Job, each: int) -> int:
 def step_temporaries(job: Job) -> int:
     """Bytes that exist only inside the optimizer's step on one device.
 
-    foreach AdamW takes the square root of a whole state at once; DeepSpeed casts the gradient shard to fp32
-    (ZeRO-3: one sub-group at a time).
+    foreach AdamW takes the square root of a whole state at once. DeepSpeed flattens the gradients of its shard and
+    casts the flat copy to fp32 (ZeRO-3: one sub-group at a time); until then ZeRO-1 and 2 hold the old ones too.
+
+    Source: DeepSpeed stage_1_and_2.py `step`, stage3.py `_prepare_fp32_grad_for_sub_group`; torch adamw.py.
     """
     candidate = job.candidate
     if candidate.offload:
@@ -115,11 +117,20 @@ def step_temporaries(job: Job) -> int:
         shard = split(job, job.trainable) // (job.shards if candidate.zero_stage else 1)
         if candidate.zero_stage == 3:
             shard = min(shard, SUB_GROUP)
-        return 4 * shard if job.grad_bytes_each == 2 else 0
+        rooted = candidate.zero_stage == 3 and job.effective.optimizer == "foreach-adamw"
+        return (4 + max(job.grad_bytes_each if job.grad_bytes_each == 2 else 0, 4 * rooted)) * shard
     if job.effective.optimizer == "foreach-adamw" and not (job.engine.galore_rank or job.engine.step_in_backward):
         total = split(job, job.trainable * job.trainable_bytes_each)
         return total // job.shards if candidate.uses_fsdp else total
     return 0
+
+
+def flat_block(job: Job) -> int:
+    """Bytes of the largest one allocation that DeepSpeed's step makes: the fp32 gradients of a shard or sub-group."""
+    if not job.candidate.uses_deepspeed or step_temporaries(job) == 0:
+        return 0
+    shard = split(job, job.trainable) // (job.shards if job.candidate.zero_stage else 1)
+    return 4 * (min(shard, SUB_GROUP) if job.candidate.zero_stage == 3 else shard)
 
 
 def split(job: Job, total: int) -> int:
