@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from swift_autobatch import ask, committed, doctor, gate, receipt, render, run
-from swift_autobatch.errors import GateError, InputError, MachineError, TrainingError
+from swift_autobatch.errors import GateError, InputError, MachineError, NothingFitsError, TrainingError, UsageError
 from swift_autobatch.facts import embedded
+from swift_autobatch.facts.card import dump_card, read_card
 from swift_autobatch.facts.cards import assumed_machine
 from swift_autobatch.facts.dataset import read_dataset
 from swift_autobatch.facts.hardware import limit, read_machine
@@ -41,6 +42,7 @@ from swift_autobatch.records import (
 )
 from swift_autobatch.strategies import PROJECT_FOLDER, copied, find_strategy, load_strategies
 from swift_autobatch.units import show_count, show_gib, show_seconds
+from swift_autobatch.worth import Worth, weigh
 
 DEFAULT_MODEL = "Qwen/Qwen2.5-7B-Instruct"  # with an accelerator and no --model
 
@@ -77,6 +79,16 @@ class Examination:
     @property
     def sound(self) -> bool:
         return all(check.status != "fail" for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What the data hold. ``worth`` is None, and ``why_no_plan`` says why, where nothing can be planned on them."""
+
+    facts: Facts
+    plan: Plan | None
+    worth: Worth | None
+    why_no_plan: str | None = None
 
 
 def strategies(env: Environment) -> tuple[Strategy, ...]:
@@ -187,6 +199,30 @@ def plan(request: Request, env: Environment, progress: Progress | None = None) -
     return decided
 
 
+def profile(request: Request, env: Environment, progress: Progress | None = None, *, full: bool = False) -> Profile:
+    """Reads the data and says what they hold, and what max_length, micro batch and packing are worth on them.
+
+    Args:
+        full: count the tokens of every row of a large file; else those of a sample and of the longest rows.
+
+    Raises:
+        InputError: the data cannot be read, or no row trains.
+    """
+    progress = progress or Silent()
+    asked, facts = read_facts(request, env, progress, full=full)
+    try:
+        decided = committed.decide(asked, facts, strategies(env), env, progress)
+    except (NothingFitsError, UsageError) as error:
+        return Profile(facts=facts, plan=None, worth=None, why_no_plan=error.what)
+    return Profile(facts=facts, plan=decided, worth=weigh(decided))
+
+
+def profile_json(found: Profile) -> dict[str, Any]:
+    """A profile as a dataset card, ``autoswift.data/1``; ``--dataset card.json`` reads it back."""
+    worth = asdict(found.worth) if found.worth else None
+    return {**dump_card(found.facts.data), "model": found.facts.model.id, "worth": worth}
+
+
 def render_files(
     request: Request, env: Environment, folder: Path, *, force: bool = False, progress: Progress | None = None
 ) -> tuple[Path, ...]:
@@ -266,7 +302,7 @@ def gate_error(verdict: Verdict) -> GateError:
 # ------------------------------------------------------------------------------------------------- the stages
 
 
-def read_facts(request: Request, env: Environment, progress: Progress) -> tuple[Request, Facts]:
+def read_facts(request: Request, env: Environment, progress: Progress, *, full: bool = False) -> tuple[Request, Facts]:
     """The machine, the model and the data; and the request with its defaults filled in."""
     found = machine(request, env)
     asked = _defaults(request, found, env)
@@ -274,13 +310,14 @@ def read_facts(request: Request, env: Environment, progress: Progress) -> tuple[
     demonstration = not request.model.value and not found.gpus
     model = replace(model, embedded=demonstration)
     system = asked.pins.get("system")
-    data = read_dataset(
+    data = read_card(asked.datasets.value, env) or read_dataset(
         asked.datasets.value,
         model,
         env,
         system=system.value if system and isinstance(system.value, str) else None,
         progress=progress,
         pins=asked.pins,
+        full=full,
     )
     if demonstration:
         progress.stage(
@@ -331,6 +368,12 @@ def _plan_here(request: Request, env: Environment, progress: Progress) -> tuple[
             where=flag,
             hints=(f"'autoswift plan' and 'autoswift render' take {flag}", f"drop {flag} to run on this machine"),
         )
+    if read_card(request.datasets.value, env):
+        raise InputError(
+            "a dataset card holds no rows: there is nothing to train, nor to prove a plan with",
+            where=f"--dataset {request.datasets.value[0]}",
+            hints=("'autoswift plan' and 'autoswift render' take it", "pass the data itself, where they are"),
+        )
     asked, decided = _decide(request, env, progress)
     _needs_engine(decided)
     progress.stage(_headline(decided))
@@ -373,7 +416,7 @@ def _prepare(decided: Plan, request: Request, env: Environment) -> tuple[Path, A
 
 def _files(decided: Plan, asked: Request, artefacts: Artefacts) -> Mapping[str, str]:
     """The rendered files, and beside them the facts and the recipe that they came from."""
-    data = {"schema": "autoswift.data/1", **render.facts_json(decided.facts)["data"]}
+    data = dump_card(decided.facts.data)
     return {
         **artefacts.files,
         "machine.json": render.to_json(machine_json(decided.facts.machine)),

@@ -18,6 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Show what would run and why; nothing is written or started."),
     "render": ("render", "Write the files of the plan: run.sh, the DeepSpeed JSON, plan.json."),
     "dry-run": ("dry_run", "Run the gate alone: real steps of the real command on the costliest rows."),
+    "profile": (
+        "profile",
+        "Say what a dataset holds: rows, token lengths, problems, and what max_length and batch are worth.",
+    ),
     "env": ("env", "Show what autoswift sees of this machine."),
     "doctor": ("doctor", "Check the machine and the environment, with the command that fixes what is wrong."),
     "explain": ("explain", "Say what ended a training, from any log or traceback."),
