@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from swift_autobatch.facts.conversation import Conversation
+from swift_autobatch.facts.conversation import Conversation, RowError, Shape, shape_of
+from swift_autobatch.facts.repeats import Repeats
 from swift_autobatch.facts.tokens import Count
 from swift_autobatch.records import ModelFacts
 
@@ -19,6 +21,7 @@ def doubts(talk: Conversation, count: Count | None, model: ModelFacts, *, placeh
         count: its tokens; None when they were not counted, as most rows of a large file are not.
         placeholder: it holds an unfilled ``{{NAME}}`` or ``{{AUTHOR}}``.
     """
+    yield from _order(talk)
     answers = [turn for turn in talk.turns if turn.role == "assistant"]
     if not answers:
         yield "no-assistant-turn", "no answer to learn from: the engine trains the row with every label masked"
@@ -35,3 +38,49 @@ def doubts(talk: Conversation, count: Count | None, model: ModelFacts, *, placeh
 def over_context(tokens: int, context: int) -> Doubt:
     """A row longer than the model reads."""
     return "over-context", f"{tokens} tokens exceed the model's context of {context}: cut or dropped"
+
+
+def _order(talk: Conversation) -> Iterator[Doubt]:
+    """Turns that do not go question, answer, question, answer; the engine trains them in its own way."""
+    roles = [turn.role for turn in talk.turns]
+    if talk.doubled:
+        yield "user-twice", "two questions in a row: the engine joins them into one"
+    if roles[0] == "assistant" and "user" in roles:
+        yield "assistant-first", "the conversation starts with an answer: the engine puts an empty question before it"
+    if roles[-1] == "user" and "assistant" in roles:
+        yield "unanswered", "the last question has no answer: the engine trains what comes before it"
+    questions = [turn for turn in talk.turns if turn.role == "user"]
+    if questions and "assistant" in roles and not any(turn.content.strip() for turn in questions):
+        yield "empty-field", "the question is empty"
+
+
+def explained(error: RowError, record: Any, shape: Shape) -> RowError:
+    """The same refusal, or that the row is written in another form than the one its file is read in."""
+    if not isinstance(record, dict):
+        return error
+    filled = [name for name, value in record.items() if value not in (None, "", [])]
+    own = shape_of(filled)
+    used = {shape.rename.get(name, name) for name in filled} & _TARGETS[shape.reading]
+    if own is None or used:
+        return error
+    names = ", ".join(str(name) for name in filled[:4])
+    return RowError("mixed-schema", f"the file is read as {_READINGS[shape.reading]}, and this row has {names}")
+
+
+_TARGETS = {
+    "messages": frozenset({"messages"}),
+    "alpaca": frozenset({"instruction", "input"}),
+    "pairs": frozenset({"query", "response"}),
+}
+_READINGS = {"messages": "messages", "alpaca": "instruction, input and output", "pairs": "query and response"}
+
+
+def whole(repeats: Repeats, kept: int) -> Iterator[tuple[str, str, int, str, int]]:
+    """Problems that only all rows together show: (code, file, line, text, rows)."""
+    for file, line, first_file, first_line in repeats.copies:
+        place = f"line {first_line}" if file == first_file else f"{first_file}:{first_line}"
+        yield "duplicate", file, line, f"says the same as {place}", 1
+    if repeats.copies and repeats.total() > len(repeats.copies):
+        file, line, *_ = repeats.copies[-1]
+        about = "" if repeats.exact else f" (estimated: 1 text in {repeats.every} is watched)"
+        yield "duplicate", file, line, f"more copies{about}", repeats.total() - len(repeats.copies)

@@ -64,6 +64,9 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "a column appears after the first 10 MiB, which fixed the columns of the file",
             "give every row every column",
         ),
+        "late-type": _stops(
+            "a column changes its kind after the first 10 MiB, which fixed it", "write one kind in the whole column"
+        ),
         "csv-cells": _stops(
             "a row has more cells than the header", "put double quotes around cells that hold a comma", repairs=True
         ),
@@ -107,7 +110,6 @@ CODES: Mapping[str, Code] = MappingProxyType(
         ),
         "over-context": _warns("the row is longer than the model's context", "shorten or split it"),
         "cut-answer": _warns("--max_length cuts the whole answer off", "raise --max_length"),
-        "null-field": _warns("a question or answer is null, as if it were not there", "fill it or delete the row"),
         "empty-field": _warns("a question is empty", "fill it or delete the row"),
         "type-drift": _warns("a column holds values of different kinds", "write one kind in the whole column"),
         "control-character": _warns("the text holds control characters", "delete them", repairs=True),

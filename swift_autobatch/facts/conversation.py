@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -50,6 +51,8 @@ class Conversation:
     turns: tuple[Turn, ...]
     plain: bool  # text only; False when tools or media add tokens that are estimated, not counted
     media: bool  # images, video or audio, whose tokens are not counted at all
+    images: tuple[str, ...] = ()  # paths or addresses; "" where the row holds the image itself
+    doubled: bool = False  # two questions in a row were joined into one
 
 
 class RowError(Exception):
@@ -115,7 +118,29 @@ def conversation(row: Any, shape: Shape) -> Conversation:
     plain = plain and not row.get("tools") and not media
     turns = [_turn(message) for message in messages]
     system = turns.pop(0).content if turns[0].role == "system" else None
-    return Conversation(system=system, tools=_tools(row.get("tools")), turns=_merged(turns), plain=plain, media=media)
+    return Conversation(
+        system=system,
+        tools=_tools(row.get("tools")),
+        turns=_merged(turns),
+        plain=plain,
+        media=media,
+        images=image_paths(row.get("images") or row.get("image")),
+        doubled=any(first.role == second.role == "user" for first, second in pairwise(turns)),
+    )
+
+
+def image_paths(value: Any) -> tuple[str, ...]:
+    """The images of a row: one path or a list of them, or objects with ``path`` and ``bytes``."""
+    if not value:
+        return ()
+    images = value if isinstance(value, list) else [value]
+    return tuple(_image_path(image) for image in images if image is not None)
+
+
+def _image_path(image: Any) -> str:
+    if isinstance(image, dict):
+        return image["path"] if isinstance(image.get("path"), str) and not image.get("bytes") else ""
+    return image if isinstance(image, str) else ""
 
 
 # ----------------------------------------------------------------------------------------------- three readings

@@ -12,9 +12,11 @@ from typing import Any
 from swift_autobatch.errors import InputError
 from swift_autobatch.facts.conversation import Shape, shape_of
 from swift_autobatch.facts.embedded import default_dataset
-from swift_autobatch.facts.large import LargeFiles
+from swift_autobatch.facts.large import LargeFiles, Task
 from swift_autobatch.facts.lines import Fault
 from swift_autobatch.facts.refusals import chosen_shape, column_names, no_rows, none_left, unloadable
+from swift_autobatch.facts.rows import read_rows
+from swift_autobatch.facts.schema import LOADER_CHUNK_BYTES, Schema, learn
 from swift_autobatch.facts.shards import Limits
 from swift_autobatch.facts.spelling import Pins, Source, resolve
 from swift_autobatch.facts.survey import Reader, Survey
@@ -109,14 +111,16 @@ class _Reading:
         """Surveys the files of one dataset as one table; ``order`` is its place among the datasets."""
         before = (self._survey.rows, self._survey.kept)
         columns: tuple[str, ...] | None = None
+        schema = Schema()
         for file in source.files:
-            rows = source.rows(file, self._hash.update)
+            rows = source.rows(file, self._hash.update, schema)
             if self._large.takes(source, file):
-                first = [row for row in islice(source.rows(file, _unheard), _BATCH) if not isinstance(row[1], Fault)]
+                head = islice(source.rows(file, _unheard, Schema()), _BATCH)
+                first = [row for row in head if not isinstance(row[1], Fault)]
                 columns = self._columns(file, first) if columns is None and first else columns
-                if columns and self._parts(file, order, columns):
+                if columns and self._parts(file, order, columns, schema):
                     continue
-                rows = source.rows(file, _unheard)  # the digest has seen it
+                rows = source.rows(file, _unheard, schema)  # the digest has seen it
             columns = self._rows(file, order, rows, columns, before[0])
         seen, kept = self._survey.rows - before[0], self._survey.kept - before[1]
         if not seen and not self._survey.problems.stopping():
@@ -127,14 +131,19 @@ class _Reading:
             left = (self._drawn[0] + source.sample - seen, self._drawn[1] + round(source.sample * kept / seen) - kept)
             self._drawn = left
 
-    def _parts(self, file: Path, order: int, columns: tuple[str, ...]) -> bool:
+    def _parts(self, file: Path, order: int, columns: tuple[str, ...], schema: Schema) -> bool:
         """Surveys a large file in parts. Returns False where it can only be read as a whole."""
 
         def tell(share: float) -> None:
             self._progress.update(f"reading {file.name}: {100 * share:.0f} % {bar(share)}")
 
-        found = self._large.survey(file, order, columns, self._hash.update, tell)
+        fixed_from = LOADER_CHUNK_BYTES if schema.empty else 0  # bytes; the rows behind have to fit those before
+        drifting = learn(file, read_rows, schema)
+        task = Task(file=file, order=order, columns=columns, schema=schema, fixed_from=fixed_from)
+        found = self._large.survey(task, self._hash.update, tell)
         if found is not None:
+            for line, fault in drifting:
+                self._survey.fault(str(file), line, fault)
             self._survey.merge(found)
         return found is not None
 
@@ -179,6 +188,7 @@ class _Reading:
             InputError: not one row is left.
         """
         survey, counter = self._survey, self._reader.counter
+        survey.finish()
         problems = survey.problems.all()
         if stopping := survey.problems.stopping():
             raise unloadable(stopping)

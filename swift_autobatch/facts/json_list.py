@@ -8,6 +8,7 @@ from typing import Any
 
 from swift_autobatch.facts.json_mend import SPACE, checked, mend, plain
 from swift_autobatch.facts.lines import Decoder, Fault, Stream, Update, pieces
+from swift_autobatch.facts.suspects import in_json
 
 
 class _Window:
@@ -116,6 +117,7 @@ def _elements(window: _Window) -> Iterator[tuple[int, Any]]:
         fault, rows = checked({"text": value} if strings else value, said)
         if fault:
             yield start, fault
+        yield from ((start, suspect) for suspect in in_json(said, value))
         yield from ((start, row) for row in rows)
         mark = window.peek()
         if mark == "]":

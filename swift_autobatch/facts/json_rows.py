@@ -10,11 +10,10 @@ from typing import Any
 from swift_autobatch.facts.json_list import list_rows
 from swift_autobatch.facts.json_mend import SPACE, checked, mend, strict
 from swift_autobatch.facts.lines import Decoder, Fault, Stream, Update, lines
+from swift_autobatch.facts.schema import LOADER_CHUNK_BYTES
+from swift_autobatch.facts.suspects import in_json
 
 _TALLEST = 1_000_000  # lines of one indented object
-# An object over several lines is read only while the file fits one chunk of the engine's loader.
-# Source: datasets packaged_modules/json/json.py, chunksize 10 MiB.
-LOADER_CHUNK_BYTES = 10 << 20
 
 
 def json_rows(
@@ -77,6 +76,7 @@ def line_rows(number: int, text: str) -> Iterator[tuple[int, Any]]:
         fault, rows = checked(value, text[at:end])
         if fault:
             yield number, fault
+        yield from ((number, suspect) for suspect in in_json(text[at:end], value))
         yield from ((number, row) for row in rows)
         at = end
         while at < len(text) and text[at] in SPACE:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swift_autobatch.facts.bounds import Bound, bound_for
 from swift_autobatch.facts.lines import Update
+from swift_autobatch.facts.schema import Schema
 from swift_autobatch.facts.shard_worker import Setup
 from swift_autobatch.facts.shards import Limits, Tell, parts_of, survey_all, survey_sampled
 from swift_autobatch.facts.spelling import Source
@@ -18,6 +20,17 @@ from swift_autobatch.workers import Workers, cores
 
 _CHUNK = 1 << 20
 _MOST_WORKERS = 16  # more would read faster than a disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A file to survey: its place among the datasets, what decides how it is read, and what its rows have to fit."""
+
+    file: Path
+    order: int
+    columns: tuple[str, ...]
+    schema: Schema
+    fixed_from: int  # bytes: rows from there on are compared with the schema
 
 
 class LargeFiles:
@@ -48,13 +61,16 @@ class LargeFiles:
         with file.open("rb") as stream:
             return stream.read(1) == b"{"
 
-    def survey(self, file: Path, order: int, columns: tuple[str, ...], update: Update, tell: Tell) -> Survey | None:
+    def survey(self, task: Task, update: Update, tell: Tell) -> Survey | None:
         """Surveys a file; None where it can only be read as a whole. Its digest is taken meanwhile, in any case."""
-        workers = self._started()
+        workers, file = self._started(), task.file
         digest = threading.Thread(target=_digest, args=(file, update))
         digest.start()
         try:
-            parts = parts_of(file, order, columns, self._limits.part_bytes)
+            parts = [
+                replace(part, schema=task.schema, fixed_from=task.fixed_from)
+                for part in parts_of(file, task.order, task.columns, self._limits.part_bytes)
+            ]
             if self._full or self._bound is None or file.stat().st_size < self._limits.sampled_bytes:
                 return survey_all(parts, workers, tell)
             found = survey_sampled(parts, workers, tell, context=self._reader.model.max_position)

@@ -20,10 +20,10 @@ from swift_autobatch.facts.columnar import arrow_rows, parquet_rows
 from swift_autobatch.facts.csv_rows import csv_rows
 from swift_autobatch.facts.json_rows import json_rows
 from swift_autobatch.facts.lines import Decoder, Fault, Recoded, Stream, Update, lines, utf16
+from swift_autobatch.facts.schema import kind_of
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt")  # the engine's, for a file given by its name
 FOLDER_SUFFIXES = (*SUFFIXES, ".tsv", ".ndjson")  # for the parts of a folder
-PACKED = (".gz", ".zst")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _HEAD = 4096
 
@@ -50,11 +50,6 @@ def read_rows(path: Path, update: Update) -> Iterator[tuple[int, Any]]:
             where=str(path),
             hints=(f"check the file with: ls -l {path}",),
         ) from error
-
-
-def kind_of(path: Path) -> str:
-    """The suffix that decides how a file is read: ``.jsonl`` for ``rows.jsonl.gz``."""
-    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
 
 
 def _rows(path: Path, update: Update, stack: ExitStack) -> Iterator[tuple[int, Any]]:

@@ -13,8 +13,10 @@ from swift_autobatch.facts.bounds import Bound, size_of
 from swift_autobatch.facts.conversation import RowError, Shape, shape_of
 from swift_autobatch.facts.json_rows import line_rows
 from swift_autobatch.facts.lines import Decoder, Fault
+from swift_autobatch.facts.schema import Schema
 from swift_autobatch.facts.strata import Place, Strata
 from swift_autobatch.facts.survey import Reader, Survey, Tokens
+from swift_autobatch.facts.suspects import suspicious
 from swift_autobatch.facts.tokens import Count, Counter, Spec, assumed_counter, counter_of
 from swift_autobatch.records import ModelFacts
 
@@ -43,6 +45,8 @@ class Part:
     start: int
     end: int
     columns: tuple[str, ...]  # of the file's first rows: they decide how it is read
+    schema: Schema = field(default_factory=Schema)  # of the rows before
+    fixed_from: int = 0  # bytes: rows from there on are compared with the schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +162,17 @@ def _records(raw: bytes, number: int, decoder: Decoder) -> Iterator[Any]:
             yield from (found for _, found in line_rows(number, text))
 
 
+def _judged(records: Iterator[Any], part: Part, at: int) -> Iterator[Any]:
+    """The rows and faults of a line that starts at byte ``at``, and how the rows do not fit those before."""
+    for record in records:
+        if at >= part.fixed_from and not isinstance(record, Fault):
+            yield from part.schema.late(record)
+        yield record
+
+
 def _plain(raw: bytes) -> dict[str, Any] | None:
     """The object on a line; None where anything about it needs a closer look, such as a name that stands twice."""
-    if b"\\ud" in raw or b"\\uD" in raw:  # surrogates
+    if b"\\ud" in raw or b"\\uD" in raw or suspicious(raw):  # surrogates, control characters
         return None
     try:
         value = _decode(raw.decode("utf-8"))
@@ -197,9 +209,9 @@ def _count(part: Part, reader: Reader) -> Scanned:
     found, shape, decoder = Scanned(), _shape(part), Decoder()
     batch: list[tuple[int, Any]] = []
     try:
-        for number, _, raw in _lines(part):
+        for number, at, raw in _lines(part):
             found.lines = number
-            for record in _records(raw, number, decoder):
+            for record in _judged(_records(raw, number, decoder), part, at):
                 if isinstance(record, Fault):
                     found.survey.fault(part.file, number, record)
                 else:
@@ -220,7 +232,7 @@ def _scan(part: Part, reader: Reader, bound: Bound | None) -> Scanned:
     try:
         for number, at, raw in _lines(part):
             found.lines = number
-            for record in _records(raw, number, decoder):
+            for record in _judged(_records(raw, number, decoder), part, at):
                 if isinstance(record, Fault):
                     found.survey.fault(part.file, number, record)
                     continue

@@ -20,7 +20,8 @@ from swift_autobatch.facts.folder import train_files
 from swift_autobatch.facts.hub_cache import cached_dataset, chosen_hub
 from swift_autobatch.facts.lines import Fault, Update
 from swift_autobatch.facts.persona import OWN, Persona, persona_for
-from swift_autobatch.facts.rows import FOLDER_SUFFIXES, PACKED, SUFFIXES, read_rows
+from swift_autobatch.facts.rows import FOLDER_SUFFIXES, SUFFIXES, read_rows
+from swift_autobatch.facts.schema import PACKED, Schema, judged
 from swift_autobatch.records import Environment, Sourced
 from swift_autobatch.tables import near
 
@@ -44,9 +45,15 @@ class Source:
     persona: Persona | None = None
     columns: Mapping[str, str] = field(default_factory=dict)  # --columns: name in the file -> the engine's name
 
-    def rows(self, file: Path, update: Update) -> Iterator[tuple[int, Any]]:
-        """Yields (line, row or Fault) of one of the files, each row as the engine hands it to its reading."""
-        for line, row in read_rows(file, update):
+    def rows(self, file: Path, update: Update, schema: Schema) -> Iterator[tuple[int, Any]]:
+        """Yields (line, row or Fault) of one of the files, each row as the engine hands it to its reading.
+
+        Args:
+            file: one of ``files``.
+            update: receives every unpacked byte of the file once, in order.
+            schema: the columns of the files before; learns those of the first.
+        """
+        for line, row in judged(file, read_rows, update, schema):
             if isinstance(row, dict) and (self.columns or self.persona):
                 yield line, self._made(row)
             else:

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swift_autobatch.facts.checks import doubts
+from swift_autobatch.facts.checks import doubts, explained, whole
 from swift_autobatch.facts.cognition import Cognition
 from swift_autobatch.facts.conversation import Conversation, RowError, Shape, conversation
 from swift_autobatch.facts.lines import Fault
+from swift_autobatch.facts.repeats import Repeats
 from swift_autobatch.facts.tally import Dearest, Lengths, Problems
 from swift_autobatch.facts.templates import Piece, no_turns, render
 from swift_autobatch.facts.tokens import Count, Counter
@@ -65,6 +66,7 @@ class Survey:
     plain: bool = True  # no row with tools or media, whose tokens are estimated
     media: int = 0
     own_system: bool = False
+    repeats: Repeats = field(default_factory=Repeats)
     tokens: Tokens = field(default_factory=Tokens)
 
     def drop(self, file: str, line: int, code: str, text: str) -> None:
@@ -84,6 +86,7 @@ class Survey:
         self.plain = self.plain and talk.plain
         self.media += talk.media
         self.own_system = self.own_system or talk.system is not None
+        self.repeats.add(file, line, talk)
         placeholder = self.cognition.add(talk)
         for code, text in doubts(talk, count, model, placeholder=placeholder):
             self.problems.add(code, file, line, text, drops_row=False)
@@ -97,7 +100,13 @@ class Survey:
         self.plain = self.plain and other.plain
         self.media += other.media
         self.own_system = self.own_system or other.own_system
+        self.repeats.merge(other.repeats, lines_before)
         self.tokens.merge(other.tokens, lines_before)
+
+    def finish(self) -> None:
+        """Adds the problems that only the whole of the rows shows."""
+        for code, file, line, text, times in whole(self.repeats, self.kept):
+            self.problems.add(code, file, line, text, drops_row=False, times=times)
 
 
 class Reader:
@@ -112,6 +121,8 @@ class Reader:
         """Raises RowError when the engine drops the row."""
         try:
             return conversation(record, shape)
+        except RowError as error:
+            raise explained(error, record, shape) from None
         except RecursionError:
             raise RowError("not-text", "brackets are nested too deeply") from None
 

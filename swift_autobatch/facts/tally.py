@@ -116,11 +116,12 @@ class Problems:
         self._times: Counter[tuple[str, str, bool]] = Counter()
         self._last: dict[tuple[str, str, bool], int] = {}
 
-    def add(self, code: str, file: str, line: int, text: str, *, drops_row: bool) -> None:
+    def add(self, code: str, file: str, line: int, text: str, *, drops_row: bool, times: int = 1) -> None:
+        """``times``: rows with this problem; more than one are counted and not listed."""
         kind = (file, code, drops_row)
-        self._times[kind] += 1
+        self._times[kind] += times
         self._last[kind] = line
-        if self._times[kind] <= LISTED:
+        if times == 1 and self._times[kind] <= LISTED:
             self._listed.append(
                 Problem(code=code, file=file, line=line, text=text, drops_row=drops_row, stops=stops(code))
             )

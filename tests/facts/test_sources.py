@@ -93,8 +93,10 @@ def test_subsets_that_a_readme_describes(tmp_path: Path) -> None:
 
 def test_a_folder_is_read_as_one_table(tmp_path: Path, model: ModelFacts, env: Environment) -> None:
     (tmp_path / "rows").mkdir()
-    write(tmp_path / "rows", "a.jsonl", PAIR, PAIR)
-    write(tmp_path / "rows", "b.jsonl", PAIR, {"query": "a longer question", "response": None})
+    write(tmp_path / "rows", "a.jsonl", PAIR, {"query": "a", "response": "b"})
+    write(
+        tmp_path / "rows", "b.jsonl", {"query": "c", "response": "d"}, {"query": "a longer question", "response": None}
+    )
     data = read("rows", model, env)
     assert (data.rows, data.kept) == (4, 4)
     assert data.files == (str(tmp_path / "rows"),)
