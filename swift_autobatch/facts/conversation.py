@@ -179,7 +179,7 @@ def _history(value: Any) -> list[Any]:
     if not value:
         return []
     if isinstance(value, str):
-        value = _literal(value, "history")
+        value = literal(value, "history")
     if not isinstance(value, list):
         raise RowError("history", f"'history' must be a list of pairs, not {_kind(value)}")
     return value
@@ -188,12 +188,12 @@ def _history(value: Any) -> list[Any]:
 def _from_messages(row: dict[str, Any]) -> tuple[Messages, bool]:
     value = row.get("messages")
     if isinstance(value, str):
-        value = _literal(value, "messages")
+        value = literal(value, "messages")
     if not value:
         raise RowError("no-turns", "the row has no messages")
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         raise RowError("not-messages", "messages must be a list of {role, content} objects")
-    messages = [_standard(message) for message in value]
+    messages = [standard(message) for message in value]
     plain = not any(message.get("tool_calls") or _is_tool(message) for message in messages)
     system = row.get("system")
     if "role" not in messages[0] and "content" not in messages[0]:
@@ -203,7 +203,7 @@ def _from_messages(row: dict[str, Any]) -> tuple[Messages, bool]:
     return [part for message in messages for part in _calls(message)], plain
 
 
-def _standard(message: dict[str, Any]) -> dict[str, Any]:
+def standard(message: dict[str, Any]) -> dict[str, Any]:
     """from -> role, value -> content."""
     message = dict(message)
     for name, alias in (("role", "from"), ("content", "value")):
@@ -314,7 +314,7 @@ def _merged(turns: list[Turn]) -> tuple[Turn, ...]:
     return tuple(out)
 
 
-def _literal(text: str, column: str) -> Any:
+def literal(text: str, column: str) -> Any:
     """JSON or a Python literal in a cell, as csv files carry lists."""
     for parse in (json.loads, ast.literal_eval):
         try:

@@ -67,6 +67,12 @@ def persona_for(name: str, subsets: tuple[str, ...], pins: Mapping[str, Sourced[
     )
 
 
+def names_for(pins: Mapping[str, Sourced[Any]]) -> Mapping[str, tuple[str | None, str | None]]:
+    """The mark of each name that was given -> (Chinese, English)."""
+    pairs = {"{{NAME}}": _pair(pins, "model_name"), "{{AUTHOR}}": _pair(pins, "model_author")}
+    return {mark: pair for mark, pair in pairs.items() if pair is not None}
+
+
 def _pair(pins: Mapping[str, Sourced[Any]], flag: str) -> tuple[str | None, str | None] | None:
     pin = pins.get(flag)
     if pin is None or pin.value is None:

@@ -23,15 +23,17 @@ Copy = tuple[str, int, str, int]  # file and line of the copy, of the row that i
 class Repeats:
     """The rows seen so far, and the copies among them."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int | None = None) -> None:
+        self._room = room or ROOM
         self._first: dict[int, int] = {}  # hash -> file and line of the first row that said it
         self._files: list[str] = []
         self._bits = 0
         self.watched_copies = 0
         self.copies: list[Copy] = []  # at most LISTED
 
-    def add(self, file: str, line: int, talk: Conversation) -> None:
-        self._see(_fingerprint(talk), file, line)
+    def add(self, file: str, line: int, talk: Conversation) -> tuple[str, int] | None:
+        """Sees a row. Returns file and line of the row that it repeats."""
+        return self._see(_fingerprint(talk), file, line)
 
     def total(self) -> int:
         """Rows that repeat an earlier one; an estimate when ``exact`` is false."""
@@ -58,17 +60,19 @@ class Repeats:
                 file, line = other._place(place)
                 self._see(key, file, line + lines_before)
 
-    def _see(self, key: int, file: str, line: int) -> None:
+    def _see(self, key: int, file: str, line: int) -> tuple[str, int] | None:
         if key & ((1 << self._bits) - 1):
-            return
+            return None
         place = self._first.get(key)
         if place is None:
             self._first[key] = self._number(file) * _FILE + line
-            if len(self._first) > ROOM:
+            if len(self._first) > self._room:
                 self._narrow(self._bits + 1)
-            return
+            return None
         self.watched_copies += 1
-        self._list(file, line, *self._place(place))
+        first = self._place(place)
+        self._list(file, line, *first)
+        return first
 
     def _list(self, file: str, line: int, first_file: str, first_line: int) -> None:
         if len(self.copies) < LISTED:
