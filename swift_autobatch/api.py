@@ -22,6 +22,7 @@ from swift_autobatch.facts.hardware import limit, read_machine
 from swift_autobatch.facts.machine_file import REPORT_SCHEMA, dump_machine, load_machine, load_report
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.facts.probes import read_probes
+from swift_autobatch.facts.refusals import mostly_dropped
 from swift_autobatch.facts.software import read_software
 from swift_autobatch.gate import postmortem
 from swift_autobatch.gate.postmortem import Postmortem
@@ -319,6 +320,8 @@ def read_facts(request: Request, env: Environment, progress: Progress, *, full: 
         pins=asked.pins,
         full=full,
     )
+    if refusal := mostly_dropped(data):
+        raise refusal
     if demonstration:
         progress.stage(
             "no accelerator and no --model: a demonstration with a small random model, really trained on this CPU;\n"

@@ -13,13 +13,16 @@ from swift_autobatch.records import ModelFacts
 Doubt = tuple[str, str]  # code and text of a Problem that drops no row
 
 
-def doubts(talk: Conversation, count: Count | None, model: ModelFacts, *, placeholder: bool) -> Iterator[Doubt]:
+def doubts(
+    talk: Conversation, count: Count | None, model: ModelFacts, *, placeholder: bool, cut_at: int | None = None
+) -> Iterator[Doubt]:
     """What is doubtful about one row.
 
     Args:
         talk: the row as the engine reads it.
         count: its tokens; None when they were not counted, as most rows of a large file are not.
         placeholder: it holds an unfilled ``{{NAME}}`` or ``{{AUTHOR}}``.
+        cut_at: ``--max_length`` in tokens where rows are cut on the right; None: none is.
     """
     yield from _order(talk)
     answers = [turn for turn in talk.turns if turn.role == "assistant"]
@@ -29,6 +32,8 @@ def doubts(talk: Conversation, count: Count | None, model: ModelFacts, *, placeh
         yield "empty-answer", "the answer is empty: the row teaches the model to say nothing"
     elif count is not None and count.supervised == 0:
         yield "masked", "the row switches its loss off: every label is masked"
+    if cut_at is not None and count is not None and 0 < cut_at <= count.prompt:
+        yield "cut-answer", f"{count.prompt} tokens stand before the answer: cut to {cut_at}, every label is gone"
     if placeholder:
         yield "placeholder", "{{NAME}} or {{AUTHOR}} is trained as it stands: the engine fills it in hub data only"
     if count is not None and 0 < model.max_position < count.tokens:

@@ -14,7 +14,7 @@ from swift_autobatch.facts.conversation import Shape, shape_of
 from swift_autobatch.facts.embedded import default_dataset
 from swift_autobatch.facts.large import LargeFiles, Task
 from swift_autobatch.facts.lines import Fault
-from swift_autobatch.facts.refusals import chosen_shape, column_names, no_rows, none_left, unloadable
+from swift_autobatch.facts.refusals import all_cut, chosen_shape, column_names, no_rows, none_left, unloadable
 from swift_autobatch.facts.rows import read_rows
 from swift_autobatch.facts.schema import LOADER_CHUNK_BYTES, Schema, learn
 from swift_autobatch.facts.shards import Limits
@@ -64,7 +64,7 @@ def read_dataset(
     prompt = _system_text(system, env)
     size = sum(file.stat().st_size for source in sources for file in source.files)
     counter = counter_for(model, cache_dir=Path(env.cache_dir), quick=size >= limits.parallel_bytes)
-    reader = Reader(model=model, counter=counter, system=prompt)
+    reader = Reader(model=model, counter=counter, system=prompt, cut_at=_cut_at(pins or {}))
     with ExitStack() as stack:
         stack.callback(progress.clear)
         large = stack.enter_context(LargeFiles(reader, env, limits, full=full))
@@ -72,6 +72,14 @@ def read_dataset(
         for order, source in enumerate(sources):
             reading.read(source, order)
     return reading.facts(tuple(source.name for source in sources))
+
+
+def _cut_at(pins: Pins) -> int | None:
+    """Tokens that ``--truncation_strategy right`` leaves of a row; on the left it takes from the question only."""
+    length, strategy = pins.get("max_length"), pins.get("truncation_strategy")
+    if length is None or strategy is None or strategy.value != "right" or not str(length.value).isdigit():
+        return None
+    return int(length.value)
 
 
 def _system_text(system: str | None, env: Environment) -> str | None:
@@ -195,6 +203,8 @@ class _Reading:
         rows, kept = survey.rows + self._drawn[0], survey.kept + self._drawn[1]
         if not survey.kept or not kept:
             raise none_left(problems, rows)
+        if dict(survey.problems.times()).get("cut-answer", 0) == survey.tokens.counted:
+            raise all_cut(survey.problems, survey.tokens.lengths)
         tokens, cognition = survey.tokens, survey.cognition
         lengths = tokens.lengths
         taught = cognition.taught()

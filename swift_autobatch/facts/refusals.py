@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from swift_autobatch.errors import InputError
-from swift_autobatch.facts.codes import fix_for
+from swift_autobatch.facts.codes import CODES, fix_for
 from swift_autobatch.facts.conversation import MESSAGE_COLUMNS, QUERY_COLUMNS, RESPONSE_COLUMNS, Shape, shape_of
-from swift_autobatch.records import Problem
+from swift_autobatch.facts.tally import Lengths, Problems
+from swift_autobatch.records import DataFacts, Problem
 from swift_autobatch.tables import near
 
 _NAMED = 8  # places named in one refusal
+_DROPPED_SHARE = 0.5  # above it nothing is planned
 _EXAMPLE = '{"query": "...", "response": "..."}'
 
 
@@ -57,6 +59,34 @@ def _column_hints(names: list[str], row: Any) -> tuple[str, ...]:
     known = [*QUERY_COLUMNS, *RESPONSE_COLUMNS, *MESSAGE_COLUMNS]
     renames = [f"rename column {name!r} to {close[0]!r}" for name in names if (close := near(name, known, 1))]
     return tuple(renames[:2]) or ("rename the question column to 'query' and the answer column to 'response'",)
+
+
+def mostly_dropped(data: DataFacts) -> InputError | None:
+    """A plan for a dataset of which the engine would silently drop more than half is hardly what anyone wants."""
+    dropped = data.rows - data.kept
+    first = next((problem for problem in data.problems if problem.drops_row), None)
+    if first is None or dropped <= data.rows * _DROPPED_SHARE:
+        return None
+    codes = {problem.code for problem in data.problems if problem.drops_row}
+    counts = [f"{code}: {times} rows ({CODES[code].means})" for code, times in data.problem_rows if code in codes]
+    return InputError(
+        f"{dropped} of {data.rows} rows would be dropped without a word, the first: {first.text}",
+        where=f"{first.file}:{first.line}",
+        figures=tuple(counts),
+        hints=(fix_for(first.code, first.file, first.line),),
+    )
+
+
+def all_cut(problems: Problems, lengths: Lengths) -> InputError:
+    """Every row loses its answer to ``--max_length``."""
+    first = next(problem for problem in problems.all() if problem.code == "cut-answer")
+    half, most = lengths.percentile(0.5), lengths.longest
+    return InputError(
+        f"not one of {round(lengths.total())} rows keeps a token to learn from: {first.text}",
+        where="--max_length",
+        figures=(f"rows have {half} tokens in the middle, {most} at most (first: {first.file}:{first.line})",),
+        hints=(f"--max_length {most} cuts no row", "--truncation_strategy left cuts the question instead"),
+    )
 
 
 def unloadable(problems: Sequence[Problem]) -> InputError:

@@ -79,7 +79,15 @@ class Survey:
         self.rows += fault.loses
         self.problems.add(fault.code, file, line, fault.text, drops_row=fault.loses)
 
-    def keep(self, file: str, line: int, talk: Conversation, count: Count | None, model: ModelFacts) -> None:
+    def keep(
+        self,
+        file: str,
+        line: int,
+        talk: Conversation,
+        count: Count | None,
+        model: ModelFacts,
+        cut_at: int | None = None,
+    ) -> None:
         """A row that the engine trains."""
         self.rows += 1
         self.kept += 1
@@ -88,7 +96,7 @@ class Survey:
         self.own_system = self.own_system or talk.system is not None
         self.repeats.add(file, line, talk)
         placeholder = self.cognition.add(talk)
-        for code, text in doubts(talk, count, model, placeholder=placeholder):
+        for code, text in doubts(talk, count, model, placeholder=placeholder, cut_at=cut_at):
             self.problems.add(code, file, line, text, drops_row=False)
 
     def merge(self, other: Survey, lines_before: int = 0) -> None:
@@ -112,8 +120,9 @@ class Survey:
 class Reader:
     """Reads records as the engine does: what a row says, and the pieces that are tokenized one by one."""
 
-    def __init__(self, *, model: ModelFacts, counter: Counter, system: str | None) -> None:
+    def __init__(self, *, model: ModelFacts, counter: Counter, system: str | None, cut_at: int | None = None) -> None:
         self.model = model
+        self.cut_at = cut_at
         self.counter = counter
         self.system = system
 
@@ -147,7 +156,7 @@ class Reader:
                 into.drop(file, line, error.code, error.text)
         counts = self.count([pieces for *_, pieces in ready])
         for (line, record, talk, _), count in zip(ready, counts, strict=True):
-            into.keep(file, line, talk, count, self.model)
+            into.keep(file, line, talk, count, self.model, self.cut_at)
             into.tokens.add(file, order, line, count, record)
 
     def count(self, rows: Sequence[Pieces]) -> list[Count]:
