@@ -335,6 +335,8 @@ class DataFacts:
     system_prompts: bool = False  # rows carry their own system prompt
     bound_tokens: int = 0  # no row is longer for sure; above max_tokens where lengths are estimates, else 0
     media_rows: int = 0  # rows with images, video or audio, whose tokens are not counted
+    mean_image_tokens: float = 0.0  # of all kept rows; among their tokens
+    max_image_tokens: int = 0  # of one row
     problem_rows: tuple[tuple[str, int], ...] = ()  # (code, rows it was found on), also beyond those listed
     counted_rows: int = 0  # rows whose tokens were counted; fewer than kept where a sample stands for a large file
     confidence: str | None = None  # how far the percentiles of a sample may be off, in words; None: all were counted

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from swift_autobatch.facts.conversation import Conversation, RowError, Shape, shape_of
+from swift_autobatch.facts.media import Pictures
 from swift_autobatch.facts.repeats import Repeats
 from swift_autobatch.facts.tokens import Count
 from swift_autobatch.records import ModelFacts
@@ -14,7 +15,13 @@ Doubt = tuple[str, str]  # code and text of a Problem that drops no row
 
 
 def doubts(
-    talk: Conversation, count: Count | None, model: ModelFacts, *, placeholder: bool, cut_at: int | None = None
+    talk: Conversation,
+    count: Count | None,
+    model: ModelFacts,
+    *,
+    placeholder: bool,
+    cut_at: int | None = None,
+    pictures: Pictures | None = None,
 ) -> Iterator[Doubt]:
     """What is doubtful about one row.
 
@@ -22,6 +29,7 @@ def doubts(
         talk: the row as the engine reads it.
         count: its tokens; None when they were not counted, as most rows of a large file are not.
         placeholder: it holds an unfilled ``{{NAME}}`` or ``{{AUTHOR}}``.
+        pictures: its images, whose tokens are among ``count``.
         cut_at: ``--max_length`` in tokens where rows are cut on the right; None: none is.
     """
     yield from _order(talk)
@@ -34,6 +42,8 @@ def doubts(
         yield "masked", "the row switches its loss off: every label is masked"
     if cut_at is not None and count is not None and 0 < cut_at <= count.prompt:
         yield "cut-answer", f"{count.prompt} tokens stand before the answer: cut to {cut_at}, every label is gone"
+    if pictures is not None:
+        yield from _pictured(talk, count, model, pictures)
     if placeholder:
         yield "placeholder", "{{NAME}} or {{AUTHOR}} is trained as it stands: the engine fills it in hub data only"
     if count is not None and 0 < model.max_position < count.tokens:
@@ -43,6 +53,18 @@ def doubts(
 def over_context(tokens: int, context: int) -> Doubt:
     """A row longer than the model reads."""
     return "over-context", f"{tokens} tokens exceed the model's context of {context}: cut or dropped"
+
+
+def _pictured(talk: Conversation, count: Count | None, model: ModelFacts, pictures: Pictures) -> Iterator[Doubt]:
+    """What is doubtful about the images of a row."""
+    if pictures.broken:
+        yield "broken-image", f"{pictures.broken}; the engine trains another row in its place"
+    asked = sum(turn.content.count("<image>") for turn in talk.turns)
+    if talk.images and asked > len(talk.images):
+        yield "image-count", f"<image> stands {asked} times in the text and the row names {len(talk.images)}"
+    room = model.max_position
+    if count is not None and 0 < room < count.tokens and count.tokens - pictures.tokens <= room:
+        yield "long-image", f"{pictures.tokens} of {count.tokens} tokens are images, and the context is {room}"
 
 
 def _order(talk: Conversation) -> Iterator[Doubt]:

@@ -87,10 +87,6 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "use system, user, assistant, tool_call or tool_response",
         ),
         "unpaired-turns": _drops("the turns do not alternate", "let user and assistant take turns, system first"),
-        "broken-image": _drops("an image cannot be opened", "correct the path, or delete the row"),
-        "image-count": _drops(
-            "the text asks for more images than the row names", "write one <image> for every entry of images"
-        ),
         # ------------------------------------------------------------------- the engine trains it without a word
         "several-on-a-line": _warns("more than one object stands on a line", "write one a line", repairs=True),
         "list-in-jsonl": _warns("a .jsonl file holds one JSON list", "name it .json", repairs=True),
@@ -116,8 +112,11 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "replacement-character": _warns("the text holds U+FFFD: a conversion lost characters", "export it again"),
         "duplicate": _warns("the row stands in the data more than once", "delete its copies", repairs=True),
         "one-row": _warns("the dataset is a single row", "add rows, or mean it: it will be learned by heart"),
-        "long-image": _warns("an image takes most of the row's tokens", "--max_pixels or MAX_PIXELS bounds its tokens"),
-        "media-not-counted": _warns("tokens of images, video or audio are not counted", "watch the dry run"),
+        "broken-image": _warns("an image cannot be opened: another row is trained instead", "correct the path"),
+        "image-count": _warns(
+            "the text asks for more images than the row names", "write one <image> for every entry of images"
+        ),
+        "long-image": _warns("its images make the row too long", "MAX_PIXELS=N or --max_pixels N makes them smaller"),
     }
 )
 

@@ -14,6 +14,7 @@ from swift_autobatch.facts.conversation import Shape, shape_of
 from swift_autobatch.facts.embedded import default_dataset
 from swift_autobatch.facts.large import LargeFiles, Task
 from swift_autobatch.facts.lines import Fault
+from swift_autobatch.facts.media import media_for
 from swift_autobatch.facts.refusals import all_cut, chosen_shape, column_names, no_rows, none_left, unloadable
 from swift_autobatch.facts.rows import read_rows
 from swift_autobatch.facts.schema import LOADER_CHUNK_BYTES, Schema, learn
@@ -64,7 +65,8 @@ def read_dataset(
     prompt = _system_text(system, env)
     size = sum(file.stat().st_size for source in sources for file in source.files)
     counter = counter_for(model, cache_dir=Path(env.cache_dir), quick=size >= limits.parallel_bytes)
-    reader = Reader(model=model, counter=counter, system=prompt, cut_at=_cut_at(pins or {}))
+    media = media_for(model, env, pins or {})
+    reader = Reader(model=model, counter=counter, system=prompt, cut_at=_cut_at(pins or {}), media=media)
     with ExitStack() as stack:
         stack.callback(progress.clear)
         large = stack.enter_context(LargeFiles(reader, env, limits, full=full))
@@ -221,6 +223,8 @@ class _Reading:
             max_tokens=lengths.longest,
             bound_tokens=lengths.bound if lengths.bound > lengths.longest else 0,
             media_rows=survey.media,
+            mean_image_tokens=survey.image_tokens / survey.kept,
+            max_image_tokens=survey.max_image_tokens,
             problem_rows=survey.problems.times(),
             counted_rows=tokens.counted,
             mean_tokens=lengths.mean(),

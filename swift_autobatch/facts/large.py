@@ -71,7 +71,8 @@ class LargeFiles:
                 replace(part, schema=task.schema, fixed_from=task.fixed_from)
                 for part in parts_of(file, task.order, task.columns, self._limits.part_bytes)
             ]
-            if self._full or self._bound is None or file.stat().st_size < self._limits.sampled_bytes:
+            pictured = self._reader.media.block is not None  # bytes bound the tokens of text only
+            if self._full or pictured or self._bound is None or file.stat().st_size < self._limits.sampled_bytes:
                 return survey_all(parts, workers, tell)
             found = survey_sampled(parts, workers, tell, context=self._reader.model.max_position)
             if found is None:
@@ -97,6 +98,8 @@ class LargeFiles:
                 system=reader.system,
                 bound=self._bound,
                 cache_dir=Path(self._env.cache_dir),
+                cut_at=reader.cut_at,
+                media=reader.media,
             )
             self._workers = self._stack.enter_context(
                 Workers(

@@ -13,6 +13,7 @@ from swift_autobatch.facts.bounds import Bound, size_of
 from swift_autobatch.facts.conversation import RowError, Shape, shape_of
 from swift_autobatch.facts.json_rows import line_rows
 from swift_autobatch.facts.lines import Decoder, Fault
+from swift_autobatch.facts.media import Media
 from swift_autobatch.facts.schema import Schema
 from swift_autobatch.facts.strata import Place, Strata
 from swift_autobatch.facts.survey import Reader, Survey, Tokens
@@ -33,6 +34,8 @@ class Setup:
     system: str | None
     bound: Bound | None
     cache_dir: Path
+    cut_at: int | None = None
+    media: Media = field(default_factory=lambda: Media(block=None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,7 @@ class Weighed:
 def handler(setup: Setup) -> Callable[[Any], Any]:
     """What ``workers.py`` asks for: a function from task to answer."""
     counter = _counter(setup)
-    reader = Reader(model=setup.model, counter=counter, system=setup.system)
+    reader = Reader(model=setup.model, counter=counter, system=setup.system, cut_at=setup.cut_at, media=setup.media)
 
     def handle(task: Any) -> Any:
         if isinstance(task, Scan):

@@ -13,6 +13,7 @@ from swift_autobatch.facts.checks import doubts, explained, whole
 from swift_autobatch.facts.cognition import Cognition
 from swift_autobatch.facts.conversation import Conversation, RowError, Shape, conversation
 from swift_autobatch.facts.lines import Fault
+from swift_autobatch.facts.media import Media, Pictures, with_pictures
 from swift_autobatch.facts.repeats import Repeats
 from swift_autobatch.facts.tally import Dearest, Lengths, Problems
 from swift_autobatch.facts.templates import Piece, no_turns, render
@@ -65,6 +66,8 @@ class Survey:
     cognition: Cognition = field(default_factory=Cognition)
     plain: bool = True  # no row with tools or media, whose tokens are estimated
     media: int = 0
+    image_tokens: int = 0
+    max_image_tokens: int = 0
     own_system: bool = False
     repeats: Repeats = field(default_factory=Repeats)
     tokens: Tokens = field(default_factory=Tokens)
@@ -87,16 +90,20 @@ class Survey:
         count: Count | None,
         model: ModelFacts,
         cut_at: int | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         """A row that the engine trains."""
         self.rows += 1
         self.kept += 1
         self.plain = self.plain and talk.plain
-        self.media += talk.media
+        self.media += bool(pictures.unknown) if pictures is not None else talk.media
+        if pictures is not None:
+            self.image_tokens += pictures.tokens
+            self.max_image_tokens = max(self.max_image_tokens, pictures.tokens)
         self.own_system = self.own_system or talk.system is not None
         self.repeats.add(file, line, talk)
         placeholder = self.cognition.add(talk)
-        for code, text in doubts(talk, count, model, placeholder=placeholder, cut_at=cut_at):
+        for code, text in doubts(talk, count, model, placeholder=placeholder, cut_at=cut_at, pictures=pictures):
             self.problems.add(code, file, line, text, drops_row=False)
 
     def merge(self, other: Survey, lines_before: int = 0) -> None:
@@ -107,6 +114,8 @@ class Survey:
         self.cognition.merge(other.cognition)
         self.plain = self.plain and other.plain
         self.media += other.media
+        self.image_tokens += other.image_tokens
+        self.max_image_tokens = max(self.max_image_tokens, other.max_image_tokens)
         self.own_system = self.own_system or other.own_system
         self.repeats.merge(other.repeats, lines_before)
         self.tokens.merge(other.tokens, lines_before)
@@ -120,8 +129,17 @@ class Survey:
 class Reader:
     """Reads records as the engine does: what a row says, and the pieces that are tokenized one by one."""
 
-    def __init__(self, *, model: ModelFacts, counter: Counter, system: str | None, cut_at: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        model: ModelFacts,
+        counter: Counter,
+        system: str | None,
+        cut_at: int | None = None,
+        media: Media | None = None,
+    ) -> None:
         self.model = model
+        self.media = media or Media(block=None)
         self.cut_at = cut_at
         self.counter = counter
         self.system = system
@@ -155,8 +173,10 @@ class Reader:
             except RowError as error:
                 into.drop(file, line, error.code, error.text)
         counts = self.count([pieces for *_, pieces in ready])
-        for (line, record, talk, _), count in zip(ready, counts, strict=True):
-            into.keep(file, line, talk, count, self.model, self.cut_at)
+        for (line, record, talk, _), text in zip(ready, counts, strict=True):
+            pictures = self.media.of(talk) if talk.media else None
+            count = with_pictures(text, pictures) if pictures else text
+            into.keep(file, line, talk, count, self.model, self.cut_at, pictures)
             into.tokens.add(file, order, line, count, record)
 
     def count(self, rows: Sequence[Pieces]) -> list[Count]:
