@@ -70,6 +70,8 @@ def _pictured(talk: Conversation, count: Count | None, model: ModelFacts, pictur
 def _order(talk: Conversation) -> Iterator[Doubt]:
     """Turns that do not go question, answer, question, answer; the engine trains them in its own way."""
     roles = [turn.role for turn in talk.turns]
+    if not roles:
+        return
     if talk.doubled:
         yield "user-twice", "two questions in a row: the engine joins them into one"
     if roles[0] == "assistant" and "user" in roles:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,7 +45,7 @@ def read_rows(path: Path, update: Update) -> Iterator[tuple[int, Any]]:
     try:
         with ExitStack() as stack:
             yield from _rows(path, update, stack)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(
             f"cannot read the dataset: {getattr(error, 'strerror', None) or error}",
             where=str(path),

@@ -70,6 +70,8 @@ class Tidy:
                 row = _mapped(row, without_control)
                 done.append(Change(fault.code, "mended", f"{fault.text} was taken out"))
         row, talk, shape = self._readable(row, shape, done)
+        if not talk.turns:
+            raise _Deleted("no-turns", "the row has a system prompt and nothing else")
         row = self._named(row, talk, done)
         row, shape = _answered(row, talk, shape, done)
         talk = conversation(row, shape)

@@ -15,6 +15,9 @@ from test_dataset import model_facts
 from swift_autobatch.errors import AutoswiftError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.dataset import read_dataset
+from swift_autobatch.facts.lines import Fault
+from swift_autobatch.facts.repair import Repaired, repair
+from swift_autobatch.facts.rows import SUFFIXES, read_rows
 from swift_autobatch.facts.tally import COSTLIEST, Lengths
 from swift_autobatch.progress import Silent
 from swift_autobatch.records import DataFacts, Environment, ModelFacts
@@ -76,12 +79,31 @@ def attempt(path: Path, model: ModelFacts, env: Environment) -> DataFacts | None
     return data
 
 
+def mended(path: Path, env: Environment) -> Repaired | None:
+    """Repairs a file: our errors, or a copy that loads whole and drops no row."""
+    try:
+        done = repair((str(path),), "mended.jsonl", env, progress=Silent(), force=True)
+    except AutoswiftError as error:
+        assert error.exit_code == 5
+        assert error.hints
+        return None
+    data = read_dataset((done.out,), model_facts(None), env, system=None, progress=Silent())
+    assert data.rows == data.kept == done.written
+    assert not any(problem.stops or problem.drops_row for problem in data.problems)
+    return done
+
+
 @quick
-@given(content=st.binary(max_size=200), suffix=st.sampled_from([".json", ".jsonl", ".csv"]))
-def test_random_bytes(content: bytes, suffix: str, model: ModelFacts, env: Environment) -> None:
+@given(
+    content=st.binary(max_size=200),
+    suffix=st.sampled_from(SUFFIXES),
+    head=st.sampled_from([b"", b"\xff\xfe", b"\xef\xbb\xbf", b"\x1f\x8b\x08\0", b"\x28\xb5\x2f\xfd", b"PAR1", b"["]),
+)
+def test_random_bytes(content: bytes, suffix: str, head: bytes, model: ModelFacts, env: Environment) -> None:
     path = Path(env.cwd) / f"bytes{suffix}"
-    path.write_bytes(content)
+    path.write_bytes(head + content)
     attempt(path, model, env)
+    mended(path, env)
 
 
 @quick
@@ -92,6 +114,38 @@ def test_almost_json(content: str, prefix: str, model: ModelFacts, env: Environm
     path = Path(env.cwd) / "almost.json"
     path.write_bytes((prefix + content).encode())
     attempt(path, model, env)
+    mended(path, env)
+
+
+@quick
+@given(
+    lines=st.lists(
+        st.sampled_from(
+            [
+                '{"query": "a", "response": "b"}',
+                '{"query": "a", "response": "b"},',
+                "{'query': 'a', 'response': None}",
+                '{"query": "a", "respon',
+                '{"query": 5, "response": "\\u0007"}',
+                '{"messages": [{"role": "user", "content": "a"}]}',
+                '{"query": "\x01", "response": "b"}',
+                "5",
+                "null",
+                "oops",
+            ]
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
+)
+def test_no_line_is_lost_from_the_count(lines: list[str], encoding: str, env: Environment) -> None:
+    path = Path(env.cwd) / "lines.jsonl"
+    path.write_bytes("\n".join(lines).encode(encoding))
+    counted = sum(fault.loses if isinstance(fault, Fault) else 1 for _, fault in read_rows(path, lambda _: None))
+    assert counted == len(lines)
+    done = mended(path, env)
+    assert done is None or done.rows == len(lines) == done.written + done.deleted
 
 
 @quick
@@ -106,6 +160,7 @@ def test_rows_of_any_shape(
         else "\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in table)
     )
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    mended(path, env)
     data = attempt(path, model, env)
     if data is not None:
         assert data.rows == len(table)
