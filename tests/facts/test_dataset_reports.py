@@ -133,7 +133,7 @@ def uneven_turns(desk: Desk) -> None:
     data = desk.read(path)
     assert (data.rows, data.kept) == (4, 3)
     assert dict(data.problem_rows) == {"no-assistant-turn": 1, "user-twice": 1, "no-turns": 1}
-    assert places(data) == [("no-turns", 4), ("no-assistant-turn", 2), ("user-twice", 3)]
+    assert places(data) == [("no-assistant-turn", 2), ("user-twice", 3), ("no-turns", 4)]
     plan = desk.plan(path, "--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "1")
     assert plan.steps_per_epoch == 3, "from the rows that are kept"
 
