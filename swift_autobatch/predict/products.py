@@ -12,6 +12,12 @@ _MEMORY_EFFICIENT = 0.6  # of FlashAttention's rate. Source: FlashAttention-2 pa
 FP32 = (
     8  # 16-bit over fp32 rate of a data-centre chip, tensor units off. Source: gpus.jsonl, from 4 (L40S) to 16 (A100)
 )
+# Width of an expert at which a grouped product runs at half of the dense rate: gathered rows, narrow tiles.
+# Source: ScatterMoE paper, figure 5: 0.9 of dense for coarse experts down to 0.4 for experts of about 512.
+_GROUPED_WIDTH = 768
+_FILL = (
+    192  # steps of the sum: four stages of 32 to fill, and writing the tile, about as long as 64 (CUTLASS pipelines)
+)
 _BATCHED = 0.5  # of the product rate: score matrices of one head are small and not divided evenly into tiles
 
 
@@ -53,7 +59,8 @@ def seconds(flops: float, rows: float, width: float, job: Job, device: Device) -
     """Seconds of products of ``rows`` rows whose outputs are ``width`` wide.
 
     Few rows read the weights for little work (roofline), and few output tiles leave the last wave half empty; the
-    larger of the two counts. On a CPU neither is modelled.
+    larger of the two counts. A short sum over the hidden width leaves a tile's start and end in sight. On a CPU none
+    of this is modelled.
     """
     if flops <= 0:
         return 0.0
@@ -61,7 +68,8 @@ def seconds(flops: float, rows: float, width: float, job: Job, device: Device) -
         return flops / device.matmul
     reads = device.matmul / device.memory / rows
     wave = job.rates.wave_outputs / (rows * width)
-    return flops / device.matmul * (1 + max(reads, wave))
+    fill = _FILL / job.shape.h
+    return flops / device.matmul * (1 + max(reads, wave)) * (1 + fill)
 
 
 def layers(job: Job, tokens: float, found: Passes, device: Device) -> float:
@@ -78,11 +86,12 @@ def layers(job: Job, tokens: float, found: Passes, device: Device) -> float:
         total /= 2
     if model.experts:  # each expert sees its share of the tokens
         rows = tokens * model.experts_per_token / model.experts * candidate.ep
-        width = (
-            max(1.0, shape.i / model.experts_per_token) * model.experts / candidate.ep
-        )  # experts fill the chip together
+        own = max(1.0, shape.i / model.experts_per_token)
+        width, share = own * model.experts / candidate.ep, own / (own + _GROUPED_WIDTH)  # they fill the chip together
+        if job.engine.expert_loop:
+            width, share = own, 1.0
         per_expert = 2 * expert * tokens * found.layers / (candidate.tp * stages(job))
-        total += seconds(per_expert, max(1.0, rows), width, job, device)
+        total += 1 / share * seconds(per_expert, max(1.0, rows), width, job, device)
     return total
 
 
@@ -119,5 +128,14 @@ def attention(job: Job, tokens: float, span: float, found: Passes, device: Devic
         return flops / device.attention
     if kernel in ("eager", "sdpa-math"):
         return flops / (device.matmul * _BATCHED)
-    rate = device.attention * span / (span + job.rates.attention_half_tokens)
+    rate = device.attention * _head_share(job.facts.model.head_dim) * span / (span + job.rates.attention_half_tokens)
     return flops / (rate if kernel in _FUSED_ATTENTION else rate * _MEMORY_EFFICIENT)
+
+
+def _head_share(width: int) -> float:
+    """Share of a fused kernel's rate at a head's width: padded to the kernel's next, and 64 a sixth slower than 128.
+
+    Source: flash_attn's compiled head sizes; FlashAttention-2 paper, figure 4, head 64 beside 128.
+    """
+    padded = next((size for size in (32, 64, 96, 128, 192, 256) if size >= width), width)
+    return width / padded * (1.0 if padded > 96 else 0.85)

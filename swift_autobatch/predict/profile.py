@@ -49,6 +49,8 @@ class Engine:
     bare_adapters: bool = False  # nothing but that: no product of low rank beside the weight
     virtual_tokens: int = 0  # trained rows in front of each sample, computed and not counted
     expert_loop: bool = False  # MoE experts run one after another from Python instead of as one grouped product
+    checkpoints_units: bool = False  # checkpointing wraps the FSDP unit: recompute gathers its weights once more
+    expert_modules: bool = False  # each expert is a module with weights of its own
     reference_pass: bool = False  # DPO, KTO: a forward of the frozen model beside each batch
     float8: bool = False  # the layers' products run in 8 bits at twice the rate
     compiled: bool = False  # torch.compile: elementwise work is fused and little is launched

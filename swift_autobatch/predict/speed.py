@@ -14,7 +14,9 @@ from swift_autobatch.predict.weights import quantised
 # chain of framework operations (auto_gptq qlinear_cuda.py: shift of an int32 copy, mask, subtract, scale).
 _EXPANSION_BYTES = {"nf4": 0.52 + 2, "int8": 1 + 2 + 4, "gptq": 26.0, "gptq-fused": 0.55 + 2}
 _HOOKED_OPERATIONS = 12  # ZeRO-3, per module with weights and pass: fetch, wait, release, reduce
-_WRAPPED_OPERATIONS = 20  # FSDP, per layer and pass
+_STALLED_OPERATIONS = 3  # before the device has work again
+_WRAPPED_OPERATIONS = 20  # FSDP, per layer and pass: streams, events, the gather, freeing
+_VIEW_OPERATIONS = 3  # FSDP, per parameter of a layer and pass: split, view, put in place
 _BOUND = {
     "matmul": "compute",
     "attention": "compute",
@@ -104,7 +106,7 @@ def step(job: Job) -> Speed:
     dequantise = _dequantise(job, found, device)
     busy = matmul + attention + elementwise + dequantise
     launch = _launch(job, moved, found, layers)
-    micro = busy + launch if on_cpu else max(busy, launch)
+    micro = busy + launch if on_cpu else max(busy, launch) + _stalls(job, found, layers)
     terms = (
         ("matmul", micros * matmul),
         ("attention", micros * attention),
@@ -151,6 +153,16 @@ def _mfu(job: Job, batch: _Batch, step_s: float) -> float | None:
     return flops * tokens / (step_s * peak * job.candidate.world)
 
 
+def _stalls(job: Job, found: products.Passes, layers: float) -> float:
+    """Seconds that the device idles because the host asked it something and only then launches on.
+
+    Experts that run one by one ask how many tokens each has, in every forward.
+    """
+    if not job.engine.expert_loop:
+        return 0.0
+    return layers * job.facts.model.experts * (1 + found.again) * _STALLED_OPERATIONS * job.rates.op_s
+
+
 def _launch(job: Job, moved: traffic.Traffic, found: products.Passes, layers: float) -> float:
     """Seconds that the host needs to launch one micro batch."""
     rates = job.rates
@@ -158,16 +170,21 @@ def _launch(job: Job, moved: traffic.Traffic, found: products.Passes, layers: fl
         return (moved.forward_operations + moved.backward_operations) * rates.cpu_op_s
     sharding = 0.0
     if job.candidate.zero_stage == 3:
-        modules = len(job.facts.model.linears) + 2
-        if job.engine.expert_loop:
-            modules += 3 * job.facts.model.experts
-        if job.candidate.tuner != "full":
-            modules += 2 * traffic.widths(job.facts.model, job.engine.targets).count
-        sharding = layers * modules * _HOOKED_OPERATIONS
+        sharding = layers * _tensors(job) * _HOOKED_OPERATIONS
     elif job.candidate.uses_fsdp:
-        sharding = layers * _WRAPPED_OPERATIONS
+        sharding = layers * (_WRAPPED_OPERATIONS + _VIEW_OPERATIONS * _tensors(job))
     hooks = sharding * (2 + found.again) * rates.op_s
     return moved.forward_operations * rates.op_s + moved.backward_operations * rates.backward_op_s + hooks
+
+
+def _tensors(job: Job) -> int:
+    """Modules with weights in one layer: linears, two norms, adapters, experts that are modules of their own."""
+    count = len(job.facts.model.linears) + 2
+    if job.engine.expert_modules:
+        count += 3 * job.facts.model.experts
+    if job.candidate.tuner != "full":
+        count += 2 * traffic.widths(job.facts.model, job.engine.targets).count
+    return count
 
 
 def _dequantise(job: Job, found: products.Passes, device: Device) -> float:

@@ -36,6 +36,14 @@ def _weight_bytes(job: Job) -> float:
     return total / (job.candidate.tp * stages(job))
 
 
+def _shared_trained(job: Job) -> int:
+    """Trainable parameters whose gradients ranks share; an expert's are shared by the ranks that hold it only."""
+    if job.candidate.ep == 1 or job.candidate.tuner != "full":
+        return job.trainable
+    experts = _experts_of(job)
+    return job.trainable - experts + experts // job.candidate.ep
+
+
 def _experts_of(job: Job) -> int:
     """Parameters of all experts."""
     model = job.facts.model
@@ -66,14 +74,19 @@ def collectives(job: Job, tokens: float, micro_s: float, found: Passes) -> float
 
 
 def _visible(job: Job, moved_s: float, behind_s: float) -> float:
-    """Seconds of ``moved_s`` that ``behind_s`` of compute does not hide."""
+    """Seconds of ``moved_s`` that ``behind_s`` of compute does not hide.
+
+    Without peer-to-peer nothing hides: NCCL's kernels hold multiprocessors while the processor copies.
+    """
+    if job.facts.machine.links == "nop2p":
+        return moved_s
     return max(moved_s * (1 - job.rates.hidden), moved_s - behind_s)
 
 
 def _gradients_and_weights(job: Job, micro_s: float) -> float:
     candidate, rate, micros = job.candidate, _rate(job), job.candidate.accumulation
     ring = (job.shards - 1) / job.shards
-    trained = states.split(job, job.trainable)
+    trained = states.split(job, _shared_trained(job))
     gradients = ring * trained * job.grad_bytes_each / rate
     if candidate.parallel in ("ddp", "zero0"):
         return _visible(job, 2 * gradients, 0.5 * micro_s)
@@ -85,9 +98,11 @@ def _gradients_and_weights(job: Job, micro_s: float) -> float:
     if candidate.zero_stage == 2:
         return micros * gradients + updated
     if candidate.zero_stage == 3:
-        return micros * (2 * ring * _weight_bytes(job) / rate + gradients)
+        times = 3 if job.engine.reference_pass else 2  # the reference model's weights are sharded and gathered too
+        return micros * (times * ring * _weight_bytes(job) / rate + gradients)
     if candidate.uses_fsdp:
-        gathers = (1 if job.engine.never_resharded else 2) * ring * _weight_bytes(job) / rate
+        times = 3 if job.engine.checkpoints_units and candidate.gradient_checkpointing else 2
+        gathers = (1 if job.engine.never_resharded else times) * ring * _weight_bytes(job) / rate
         return micros * _visible(job, gathers + gradients, micro_s)
     return 0.0
 

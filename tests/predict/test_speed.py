@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift_autobatch import tables
+from swift_autobatch.errors import InputError
 from swift_autobatch.predict import predict
 from swift_autobatch.predict.padding import padded_lengths
-from swift_autobatch.records import Prediction
+from swift_autobatch.predict.profile import Engine
+from swift_autobatch.records import Prediction, replace
 
 
 @given(st.lists(st.integers(1, 4096), min_size=1, max_size=60), st.integers(1, 8))
@@ -100,3 +103,128 @@ def test_a_7b_adapter_run_on_an_a100_is_within_half_of_what_is_published(tmp_pat
     """Qwen README, 7B LoRA, A100, 2048 tokens, 8 micro batches of 1: 5.6 s a step (Qwen-1, rank 64)."""
     prediction = run(tmp_path, "1xA100-80G", lengths=(2048,) * 64, lora_rank=64, accumulation=8)
     assert 5.6 / 1.5 < prediction.step_s < 5.6 * 1.5
+
+
+def terms(prediction: Prediction) -> dict[str, float]:
+    return dict(prediction.time_terms)
+
+
+def test_the_parts_sum_to_the_step_and_mfu_is_a_share(tmp_path: Path) -> None:
+    for changes in ({}, {"quant": "nf4"}, {"tuner": "full", "parallel": "zero3_offload"}):
+        prediction = run(tmp_path, "1xA100-80G,ram=256", **changes)
+        assert sum(terms(prediction).values()) == pytest.approx(prediction.step_s)
+        assert prediction.mfu is not None
+        assert 0 < prediction.mfu < 0.8
+
+
+def test_mfu_leaves_out_recompute_and_padding(tmp_path: Path) -> None:
+    kept, again = run(tmp_path, gradient_checkpointing=False), run(tmp_path)
+    assert kept.mfu is not None
+    assert again.mfu is not None
+    assert again.mfu / kept.mfu == pytest.approx(kept.step_s / again.step_s)
+    mixed = (64,) * 60 + (2048,) * 4
+    padded = run(tmp_path, lengths=mixed, micro_batch=8, accumulation=2)
+    free = run(tmp_path, lengths=mixed, micro_batch=8, accumulation=2, padding_free=True, attn_impl="flash_attention_2")
+    assert padded.mfu is not None
+    assert free.mfu is not None
+    assert padded.mfu < free.mfu
+
+
+def test_packed_rows_pay_attention_for_their_own_length_only(tmp_path: Path) -> None:
+    packed = {"packing": True, "max_length": 32768, "attn_impl": "flash_attention_2", "gpus": "1xA100-80G"}
+    short, long = (run(tmp_path, lengths=(n,) * 64, **packed) for n in (1024, 32768))
+    assert terms(short)["attention"] < 0.1 * terms(long)["attention"]
+    assert terms(short)["matmul"] == pytest.approx(terms(long)["matmul"])
+
+
+def test_few_tokens_are_bound_by_launching_and_many_are_not(tmp_path: Path) -> None:
+    few = run(tmp_path, "1xH100", lengths=(32,) * 64)
+    assert few.bound_by == "host"
+    assert terms(few)["launch"] > 0.5 * few.step_s
+    assert "launch" not in terms(run(tmp_path, "1xH100", lengths=(2048,) * 64))
+
+
+def test_a_pipeline_waits_less_with_more_micro_batches(tmp_path: Path) -> None:
+    common = {"gpus": "8xA100-80G", "world": 8, "parallel": "megatron", "tuner": "full", "pp": 4}
+    shares = []
+    for micros in (4, 16):
+        prediction = run(tmp_path, accumulation=micros, **common)
+        shares.append(terms(prediction)["bubble"] / prediction.step_s)
+    assert shares[0] > 2 * shares[1]
+    assert "bubble" not in terms(run(tmp_path, accumulation=4, **{**common, "pp": 1}))
+
+
+def test_collectives_hide_behind_compute_only_where_they_run_beside_it(tmp_path: Path) -> None:
+    """FSDP2 prefetches; ms-swift's ZeRO-3 file gathers on the computing stream; nothing hides without peer-to-peer."""
+    common = {"world": 4, "accumulation": 4, "lengths": (2048,) * 64, "tuner": "full"}
+    nvlink = {name: terms(run(tmp_path, "4xA100-80G", parallel=name, **common)) for name in ("fsdp2", "zero3")}
+    assert nvlink["fsdp2"]["collectives"] < 0.5 * nvlink["zero3"]["collectives"]
+    without = {name: terms(run(tmp_path, "4x4090", parallel=name, **common)) for name in ("fsdp2", "zero3")}
+    assert without["fsdp2"]["collectives"] > 0.8 * without["zero3"]["collectives"]
+
+
+def facts_and(tmp_path: Path, model: str, **changes: Any) -> tuple[Any, Any]:
+    facts = builders.facts(tmp_path, "1xA100-80G", lengths=(1024,) * 64, model=model)
+    return facts, builders.candidate(max_tokens=1024, **changes)
+
+
+def test_experts_run_one_by_one_are_slower_than_grouped_ones(tmp_path: Path) -> None:
+    facts, candidate = facts_and(tmp_path, "Qwen/Qwen3-30B-A3B")
+    grouped, loop = predict(facts, candidate), predict(facts, candidate, engine=Engine(expert_loop=True))
+    assert loop.step_s > 3 * grouped.step_s
+
+
+def test_engines_of_published_figures_differ_as_their_code_does(tmp_path: Path) -> None:
+    facts, candidate = facts_and(tmp_path, "Qwen/Qwen2.5-7B-Instruct", lora_rank=64)
+    plain = predict(facts, candidate).step_s
+    for faster in (
+        Engine(compiled=True),
+        Engine(layer_kernels=True),
+        Engine(adapter_kernels=True),
+        Engine(float8=True),
+    ):
+        assert predict(facts, candidate, engine=faster).step_s < plain
+    for slower in (Engine(rebuilt=3), Engine(rotated=True), Engine(reference_pass=True), Engine(virtual_tokens=200)):
+        assert predict(facts, candidate, engine=slower).step_s > plain
+    gptq = replace(candidate, quant="nf4")
+    by_kernel = [predict(facts, gptq, engine=Engine(quant_kernel=name)).step_s for name in ("gptq-fused", None, "gptq")]
+    assert by_kernel[1] < by_kernel[2]
+    assert by_kernel[0] == pytest.approx(by_kernel[1], rel=0.05)
+
+
+def test_galore_pays_for_its_decompositions(tmp_path: Path) -> None:
+    facts, candidate = facts_and(tmp_path, "Qwen/Qwen2.5-7B-Instruct", tuner="full")
+    often, seldom = (
+        predict(facts, candidate, engine=Engine(galore_rank=128, lazy_projection=lazy)) for lazy in (False, True)
+    )
+    assert terms(often)["optimizer"] > terms(seldom)["optimizer"] + 0.5
+
+
+def test_several_machines_share_the_network(tmp_path: Path) -> None:
+    facts = builders.facts(tmp_path, "8xA100-80G", lengths=(512,) * 64)
+    near, far = (builders.candidate(world=n, parallel="zero3", tuner="full", max_tokens=512) for n in (8, 32))
+    assert terms(predict(facts, far))["collectives"] > 2 * terms(predict(facts, near))["collectives"]
+
+
+def test_every_card_has_a_chip_with_shares_and_a_source() -> None:
+    assert len(tables.chips()) == 16
+    for row in tables.chips():
+        assert 0 < row.attention < row.matmul < 1
+        assert len(row.source) > 20
+    named = [card for row in tables.chips() for card in row.cards]
+    assert len(named) == len(set(named))
+    for gpu in tables.gpus().values():
+        if gpu.compute_capability is not None:
+            assert tables.chip(gpu.name, gpu.compute_capability).source
+    assert tables.chip("H20", (9, 0)).matmul > tables.chip("H100 SXM5 80GB", (9, 0)).matmul
+    assert tables.chip(None, (9, 1)) == tables.chip(None, (9, 0)), "an unknown chip is taken for the newest known below"
+
+
+def test_a_constant_without_a_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "speed.yaml").write_text("schema: x\ncoefficients:\n  op_s: {value: 1, unit: s}\nchips: []\n")
+    monkeypatch.setattr(tables, "DATA", tmp_path)
+    with pytest.raises(InputError, match="op_s must have value, unit and source"):
+        tables.coefficients.__wrapped__("speed")
+    (tmp_path / "speed.yaml").write_text("chips:\n- {cards: [RTX 9999], matmul: 0.5, attention: 0.4, source: s}\n")
+    with pytest.raises(InputError, match="RTX 9999"):
+        tables.chips.__wrapped__()
