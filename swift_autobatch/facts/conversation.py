@@ -56,12 +56,16 @@ class Conversation:
 
 
 class RowError(Exception):
-    """The engine would drop this row; ``code`` is a Problem's code, ``text`` one sentence."""
+    """The engine would drop this row; ``code`` is a Problem's code, ``text`` one sentence.
 
-    def __init__(self, code: str, text: str) -> None:
+    ``late``: only in the template, after the rows to train were drawn.
+    """
+
+    def __init__(self, code: str, text: str, *, late: bool = False) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
+        self.late = late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +294,7 @@ def _text(content: Any, role: str) -> str:
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
             return "".join(str(text) for text in texts)
     if not isinstance(content, str):
-        raise RowError("not-text", f"the {role} message must be text, not {_kind(content)}")
+        raise RowError("not-text", f"the {role} message must be text, not {_kind(content)}", late=True)
     return content
 
 
@@ -310,7 +314,7 @@ def _merged(turns: list[Turn]) -> tuple[Turn, ...]:
         else:
             out.append(turn)
     if any(turn.role == "system" for turn in out):
-        raise RowError("unpaired-turns", "a system message stands in the middle of the conversation")
+        raise RowError("unpaired-turns", "a system message stands in the middle of the conversation", late=True)
     return tuple(out)
 
 

@@ -17,6 +17,7 @@ from swift_autobatch.facts.lines import Fault
 from swift_autobatch.facts.media import media_for
 from swift_autobatch.facts.refusals import all_cut, chosen_shape, column_names, no_rows, none_left, unloadable
 from swift_autobatch.facts.rows import read_rows
+from swift_autobatch.facts.sampling import Draw, sampled, survives
 from swift_autobatch.facts.schema import LOADER_CHUNK_BYTES, Schema, learn
 from swift_autobatch.facts.shards import Limits
 from swift_autobatch.facts.spelling import Pins, Source, resolve
@@ -70,7 +71,7 @@ def read_dataset(
     with ExitStack() as stack:
         stack.callback(progress.clear)
         large = stack.enter_context(LargeFiles(reader, env, limits, full=full))
-        reading = _Reading(reader, large, progress)
+        reading = _Reading(reader, large, progress, limits=limits, draw=Draw(pins or {}))
         for order, source in enumerate(sources):
             reading.read(source, order)
     return reading.facts(tuple(source.name for source in sources))
@@ -109,7 +110,9 @@ def _unheard(_: bytes) -> None:
 class _Reading:
     """The state of one pass over all files."""
 
-    def __init__(self, reader: Reader, large: LargeFiles, progress: Progress) -> None:
+    def __init__(self, reader: Reader, large: LargeFiles, progress: Progress, *, limits: Limits, draw: Draw) -> None:
+        self._limits = limits
+        self._draw = draw
         self._reader = reader
         self._large = large
         self._progress = progress
@@ -122,6 +125,7 @@ class _Reading:
         before = (self._survey.rows, self._survey.kept)
         columns: tuple[str, ...] | None = None
         schema = Schema()
+        shape, times = self._draw_from(source) if self._exactly(source) else (None, None)
         for file in source.files:
             rows = source.rows(file, self._hash.update, schema)
             if self._large.takes(source, file):
@@ -131,15 +135,37 @@ class _Reading:
                 if columns and self._parts(file, order, columns, schema):
                     continue
                 rows = source.rows(file, _unheard, schema)  # the digest has seen it
+            if times is not None and shape is not None:
+                rows = sampled(rows, shape, times)
             columns = self._rows(file, order, rows, columns, before[0])
         seen, kept = self._survey.rows - before[0], self._survey.kept - before[1]
         if not seen and not self._survey.problems.stopping():
             raise no_rows(source.path)
-        if source.sample is not None and seen:
+        if times is not None:
+            how = f"drawn as with --data_seed {self._draw.seed}" if self._draw.shuffle else "the first ones"
+            said = f"trains {source.sample} rows, {how}; lengths describe these"
+            self._survey.problems.add("sampled", str(source.files[0]), 1, said, drops_row=False)
+        elif source.sample is not None and seen:
             drawn = f"trains {source.sample} rows drawn from {seen}; lengths describe all of them"
             self._survey.problems.add("sampled", str(source.files[0]), 1, drawn, drops_row=False)
             left = (self._drawn[0] + source.sample - seen, self._drawn[1] + round(source.sample * kept / seen) - kept)
             self._drawn = left
+
+    def _exactly(self, source: Source) -> bool:
+        """Whether the rows of a sample are told from the others, which reads the files twice."""
+        size = sum(file.stat().st_size for file in source.files)
+        return source.sample is not None and size < self._limits.parallel_bytes
+
+    def _draw_from(self, source: Source) -> tuple[Shape | None, Iterator[int] | None]:
+        """How the dataset is read, and how often each row is trained that the loader keeps."""
+        schema = Schema()
+        rows = [(line, row) for file in source.files for line, row in source.rows(file, _unheard, schema)]
+        records = [(line, row) for line, row in rows if not isinstance(row, Fault)]
+        if not records or source.sample is None:
+            return None, None
+        shape = chosen_shape(source.files[0], records[:_BATCH])
+        kept = sum(survives(row, shape) for _, row in records)
+        return (shape, iter(self._draw.times(kept, source.sample))) if kept else (None, None)
 
     def _parts(self, file: Path, order: int, columns: tuple[str, ...], schema: Schema) -> bool:
         """Surveys a large file in parts. Returns False where it can only be read as a whole."""

@@ -69,8 +69,10 @@ class Repeats:
             if len(self._first) > self._room:
                 self._narrow(self._bits + 1)
             return None
-        self.watched_copies += 1
         first = self._place(place)
+        if first == (file, line):
+            return None  # the same row, drawn more than once
+        self.watched_copies += 1
         self._list(file, line, *first)
         return first
 

@@ -1,6 +1,7 @@
 """Run by the engine tests as a child: what ms-swift itself makes of some files. Not collected by pytest.
 
-stdin: {"model": folder, "jobs": [{"file": path, "template": name, "system": text or null}]}
+stdin: {"model": folder, "jobs": [{"file": path or paths, "template": name, "system": text or null, "load": {}}]};
+``load`` holds further arguments of load_dataset
 last line of stdout: one entry a job, {"rows": [[tokens, labels], ...]} or {"error": text}
 """
 
@@ -14,12 +15,14 @@ from swift.template import get_template
 
 
 @cache
-def loaded(file):
-    return list(load_dataset([file], shuffle=False, load_from_cache_file=False)[0])
+def loaded(files, more):
+    given = {"shuffle": False, **json.loads(more)}
+    return list(load_dataset(list(files), load_from_cache_file=False, **given)[0])
 
 
 def answer(processor, job):
-    rows = loaded(job["file"])
+    files = job["file"] if isinstance(job["file"], list) else [job["file"]]
+    rows = loaded(tuple(files), json.dumps(job.get("load", {})))
     template = get_template(processor, job["system"], template_type=job["template"])
     template.set_mode("train")
     out = []

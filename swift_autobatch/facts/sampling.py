@@ -1,0 +1,69 @@
+"""Which rows ``path#N`` trains: the engine's own draw, row for row.
+
+Source: ms-swift 4.6 swift/dataset/utils.py ``sample_dataset`` and loader.py ``load_dataset``: one
+``RandomState(data_seed)`` for all datasets of a command, in their order; every row N // rows times, and the rest drawn
+without repeats, of the rows that the loader kept. ``--dataset_shuffle false`` and ``--streaming true`` take the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from swift_autobatch.facts.conversation import RowError, Shape, conversation
+from swift_autobatch.facts.lines import Fault
+from swift_autobatch.records import Sourced
+
+if TYPE_CHECKING:
+    from numpy.random import RandomState
+
+_SEED = 42  # --data_seed
+_NO = ("false", "0", "no")
+_YES = ("true", "1", "yes")
+
+
+class Draw:
+    """The draws of one command; each call goes on with the random numbers of the one before."""
+
+    def __init__(self, pins: Mapping[str, Sourced[Any]]) -> None:
+        said = {name: str(pin.value).lower() for name, pin in pins.items() if pin.value is not None}
+        in_order = said.get("dataset_shuffle", "true") in _NO or said.get("streaming", "false") in _YES
+        self.seed = int(said["data_seed"]) if said.get("data_seed", "").isdigit() else _SEED
+        self.shuffle = not in_order
+        self._state: RandomState | None = None
+
+    def times(self, rows: int, wanted: int) -> list[int]:
+        """How often each of ``rows`` kept rows is trained when ``wanted`` are asked for."""
+        from numpy.random import RandomState
+
+        every, rest = divmod(wanted, rows)
+        found = [every] * rows
+        if rest and self.shuffle:
+            self._state = self._state or RandomState(self.seed)
+            for index in self._state.permutation(rows)[:rest]:
+                found[index] += 1
+        else:
+            for index in range(rest):
+                found[index] += 1
+        return found
+
+
+def survives(record: Any, shape: Shape) -> bool:
+    """Whether the loader keeps a row, to draw from; what it keeps may still fail in the template."""
+    try:
+        conversation(record, shape)
+    except RowError as error:
+        return error.late
+    except RecursionError:
+        return False
+    return True
+
+
+def sampled(rows: Iterator[tuple[int, Any]], shape: Shape, times: Iterator[int]) -> Iterator[tuple[int, Any]]:
+    """The rows that are trained, as often as they are; those that the loader drops, and faults, stay to be told."""
+    for line, row in rows:
+        if isinstance(row, Fault) or not survives(row, shape):
+            yield line, row
+            continue
+        for _ in range(next(times)):
+            yield line, row
