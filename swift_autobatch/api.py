@@ -23,6 +23,8 @@ from swift_autobatch.facts.machine_file import REPORT_SCHEMA, dump_machine, load
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.facts.probes import read_probes
 from swift_autobatch.facts.refusals import mostly_dropped
+from swift_autobatch.facts.repair import Repaired
+from swift_autobatch.facts.repair import repair as write_clean_copy
 from swift_autobatch.facts.software import read_software
 from swift_autobatch.gate import postmortem
 from swift_autobatch.gate.postmortem import Postmortem
@@ -222,6 +224,25 @@ def profile_json(found: Profile) -> dict[str, Any]:
     """A profile as a dataset card, ``autoswift.data/1``; ``--dataset card.json`` reads it back."""
     worth = asdict(found.worth) if found.worth else None
     return {**dump_card(found.facts.data), "model": found.facts.model.id, "worth": worth}
+
+
+def repair(request: Request, env: Environment, out: str, progress: Progress | None = None) -> Repaired:
+    """Writes a clean copy of the request's datasets as JSON lines to ``out``, and a list of what changed beside it.
+
+    Raises:
+        UsageError: no dataset was named, or ``out`` is no new .jsonl file (``force`` overwrites one).
+        InputError: a dataset cannot be opened, or no row of it can be saved.
+    """
+    if not request.datasets.value:
+        raise UsageError("there is no dataset to repair", where="--repair", hints=("name one: --dataset FILE.jsonl",))
+    return write_clean_copy(
+        request.datasets.value, out, env, progress=progress or Silent(), pins=request.pins, force=request.force
+    )
+
+
+def repair_json(done: Repaired) -> dict[str, Any]:
+    """What a repair did, ``autoswift.repair/1``."""
+    return {"schema": "autoswift.repair/1", **asdict(replace(done, changes=dict(done.changes)))}
 
 
 def render_files(

@@ -90,18 +90,25 @@ CODES: Mapping[str, Code] = MappingProxyType(
         # ------------------------------------------------------------------- the engine trains it without a word
         "several-on-a-line": _warns("more than one object stands on a line", "write one a line", repairs=True),
         "list-in-jsonl": _warns("a .jsonl file holds one JSON list", "name it .json", repairs=True),
-        "nan": _warns("NaN or Infinity, which JSON does not have, is read as null", "write null or a number"),
+        "nan": _warns(
+            "NaN or Infinity, which JSON does not have, is read as null", "write null or a number", repairs=True
+        ),
         "ambiguous-columns": _warns("several columns mean the same thing, so that the engine uses none", "rename one"),
         "sampled": _warns("only some rows are trained", "leave '#N' away to train all"),
-        "no-assistant-turn": _warns("no answer to learn from: every label is masked", "add one, or delete the row"),
-        "no-question": _warns("the answer has no question before it", "fill the question, or train it as plain text"),
-        "unanswered": _warns("the last question has no answer", "add the answer, or delete the last turn"),
+        "no-assistant-turn": _warns(
+            "no answer to learn from: every label is masked", "add one, or delete the row", repairs=True
+        ),
+        "unanswered": _warns(
+            "the last question has no answer", "add the answer, or delete the last turn", repairs=True
+        ),
         "user-twice": _warns("two questions in a row are joined into one", "merge them, or put the answer between"),
         "assistant-first": _warns("the conversation starts with an answer", "put the question first"),
-        "empty-answer": _warns("the answer is empty: the row teaches the model to say nothing", "write the answer"),
-        "masked": _warns("the row switches its loss off: every label is masked", 'delete "loss": false'),
+        "empty-answer": _warns(
+            "the answer is empty: the row teaches the model to say nothing", "write the answer", repairs=True
+        ),
+        "masked": _warns("the row switches its loss off: every label is masked", 'delete "loss": false', repairs=True),
         "placeholder": _warns(
-            "{{{{NAME}}}} or {{{{AUTHOR}}}} is trained as it stands",
+            "{{NAME}} or {{AUTHOR}} is trained as it stands",
             "put the name in; the engine fills --model_name and --model_author in for its own self-cognition set only",
         ),
         "over-context": _warns("the row is longer than the model's context", "shorten or split it"),
@@ -111,7 +118,6 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "control-character": _warns("the text holds control characters", "delete them", repairs=True),
         "replacement-character": _warns("the text holds U+FFFD: a conversion lost characters", "export it again"),
         "duplicate": _warns("the row stands in the data more than once", "delete its copies", repairs=True),
-        "one-row": _warns("the dataset is a single row", "add rows, or mean it: it will be learned by heart"),
         "broken-image": _warns("an image cannot be opened: another row is trained instead", "correct the path"),
         "image-count": _warns(
             "the text asks for more images than the row names", "write one <image> for every entry of images"

@@ -73,8 +73,16 @@ def mostly_dropped(data: DataFacts) -> InputError | None:
         f"{dropped} of {data.rows} rows would be dropped without a word, the first: {first.text}",
         where=f"{first.file}:{first.line}",
         figures=tuple(counts),
-        hints=(fix_for(first.code, first.file, first.line),),
+        hints=(fix_for(first.code, first.file, first.line), *_repairs([first])),
     )
+
+
+def _repairs(problems: Sequence[Problem]) -> tuple[str, ...]:
+    """The command that mends the files, where it can."""
+    first = next((problem for problem in problems if CODES[problem.code].repairs), None)
+    if first is None:
+        return ()
+    return (f"autoswift profile {first.file} --repair clean.jsonl writes a clean copy and a list of what changed",)
 
 
 def all_cut(problems: Problems, lengths: Lengths) -> InputError:
@@ -97,7 +105,7 @@ def unloadable(problems: Sequence[Problem]) -> InputError:
         where=f"{first.file}:{first.line}",
         figures=tuple(f"{Path(other.file).name}:{other.line}: {other.text}" for other in others[:_NAMED])
         + ((f"and {len(others) - _NAMED} more",) if len(others) > _NAMED else ()),
-        hints=(fix_for(first.code, first.file, first.line),),
+        hints=(fix_for(first.code, first.file, first.line), *_repairs(problems)),
     )
 
 

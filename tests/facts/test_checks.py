@@ -220,3 +220,10 @@ def test_every_code_that_is_reported_stands_in_the_table() -> None:
 def test_every_code_has_words_and_a_fix(code: str) -> None:
     assert CODES[code].means
     assert "{" not in fix_for(code, "rows.jsonl", 3).replace('{"', "").replace("{{", "")
+
+
+def test_the_page_about_the_checks_is_up_to_date() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "dataset-checks.md").read_text("utf-8")
+    listed = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert {row[0].strip("| `"): row[1] for row in listed} == {code: entry.means for code, entry in CODES.items()}
+    assert {row[0].strip("| `") for row in listed if row[-1] == "yes |"} == {c for c, e in CODES.items() if e.repairs}

@@ -11,6 +11,7 @@ from builders import environment
 from test_checks import STOPS, TOLD, talk
 from test_dataset import model_facts, read, write
 
+from swift_autobatch.cli import main
 from swift_autobatch.errors import AutoswiftError, UsageError
 from swift_autobatch.facts.codes import CODES
 from swift_autobatch.facts.repair import Repaired, repair
@@ -128,6 +129,30 @@ def test_names_are_filled_in_when_given(tmp_path: Path, env: Environment) -> Non
         "model_author": Sourced(value="Bo", source="flag"),
     }
     assert [row["response"] for row in clean(env, path, pins=pins)[1]] == ["I am Pebble.", "我是小石，来自Bo。"]
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "rows.jsonl", f"{json.dumps(A)},\n{json.dumps(A)}\n")
+
+    def run(*words: str) -> tuple[Any, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["profile", "rows.jsonl", "--gpus", "1x4090", *words])
+        return (ended.value.code, *capsys.readouterr())
+
+    code, _, err = run()
+    assert code == 5
+    assert "--repair clean.jsonl writes a clean copy" in err
+    code, out, _ = run("--repair", "clean.jsonl")
+    assert code == 0
+    assert "1 of 2 rows written" in out
+    assert "trailing-comma" in out
+    assert "duplicate" in out
+    assert max(map(len, out.replace(str(tmp_path), "").splitlines())) <= 80
+    code, out, _ = run("--repair", "clean.jsonl", "--force", "--json")
+    document = json.loads(out)
+    assert (document["schema"], document["written"], document["deleted"]) == ("autoswift.repair/1", 1, 1)
+    assert document["changes"] == {"trailing-comma": 1, "duplicate": 1}
 
 
 def test_nothing_is_overwritten(tmp_path: Path, env: Environment) -> None:
