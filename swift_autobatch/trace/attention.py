@@ -93,7 +93,7 @@ def attend(kernel: str, original: Any, args: tuple[Any, ...], kwargs: dict[str, 
     query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
     grouped = bool(given.get("enable_gqa")) and key.shape[1] != query.shape[1]
     if kernel == "cpu":
-        return _cpu(query, key, value, mask, bool(given.get("is_causal")), grouped)
+        return _cpu(query, key, value, mask, bool(given.get("is_causal")))
     fused = query.dtype != torch.float32 or kernel == "sdpa-efficient"
     if kernel in ("sdpa-flash", "flash_attention_2") and mask is None and fused:
         return _flash(query, key, value)
@@ -102,11 +102,9 @@ def attend(kernel: str, original: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return original(*args, **kwargs)
 
 
-def _cpu(query: Any, key: Any, value: Any, mask: Any, causal: bool, grouped: bool) -> Any:
+def _cpu(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> Any:
+    """The CPU kernel takes grouped heads as they are."""
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    if grouped:
-        times = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return run(query, key, value, 0.0, causal, attn_mask=mask)[0]
