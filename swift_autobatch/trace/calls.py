@@ -40,25 +40,29 @@ _READS = frozenset({_T.__bool__, _T.item, _T.__int__, _T.__float__, _T.__index__
 _ALL = frozenset({torch.all, _T.all})
 _SUMS = frozenset({torch.sum, _T.sum})
 _EQUAL = frozenset({torch.eq, _T.eq, _T.__eq__})
-FLAG = "cuda"  # whose autocast state stands for the emulated device's
 
 
 class Calls(TorchFunctionMode):  # type: ignore[misc]
     """Emulates one device for the time of the block.
 
     Args:
+        device: ``cuda`` or ``cpu``: whose autocast state stands for the emulated device's, and whose dropout runs
+            (one kernel with a mask of one byte, or a 16-bit product).
         kernel: which attention kernel runs (a value of Effective.attention, or ``cpu``).
         masked: rows are padded: a mask that "is all ones" is not.
-        fused_dropout: dropout is one kernel with a mask of one byte (CUDA), not a 16-bit product (CPU).
     """
 
-    def __init__(self, *, kernel: str, masked: bool, fused_dropout: bool) -> None:
+    def __init__(self, *, device: str, kernel: str, masked: bool) -> None:
         super().__init__()
         self._kernel = kernel
         self._masked = masked
-        self._fused_dropout = fused_dropout
+        self._device = device
         self._casts: dict[int, tuple[Any, Any]] = {}  # parameter's id -> (parameter, its 16-bit copy)
         self.notes: set[str] = set()
+
+    def autocast(self, dtype: Any) -> Any:
+        """The autocast region of one forward; nothing where ``dtype`` is None."""
+        return nullcontext() if dtype is None else torch.autocast(self._device, dtype=dtype)
 
     def forget_casts(self) -> None:
         self._casts.clear()
@@ -67,14 +71,14 @@ class Calls(TorchFunctionMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if func in _READS and args[0].device.type == "meta":
             return self._read(func, args[0])
-        if torch.is_autocast_enabled(FLAG):
+        if torch.is_autocast_enabled(self._device):
             if func in _LOWER:
-                args, kwargs = self._cast(args, torch.get_autocast_dtype(FLAG)), self._cast(kwargs, None)
+                args, kwargs = self._cast(args, torch.get_autocast_dtype(self._device)), self._cast(kwargs, None)
             elif func in _FP32 and kwargs.get("dtype") is None:
                 args = self._upcast(args)
         if func is F.scaled_dot_product_attention:
             return attend(self._kernel, func, args, kwargs)
-        if func is F.dropout and self._fused_dropout:
+        if func is F.dropout and self._device == "cuda":
             return _dropout(func, *args, **kwargs)
         out = func(*args, **kwargs)
         if func in _SUMS:
@@ -86,7 +90,7 @@ class Calls(TorchFunctionMode):  # type: ignore[misc]
     # ---------------------------------------------------------------------------------------------- autocast
 
     def _cast(self, value: Any, dtype: Any) -> Any:
-        dtype = dtype or torch.get_autocast_dtype(FLAG)
+        dtype = dtype or torch.get_autocast_dtype(self._device)
         if isinstance(value, torch.Tensor):
             return self._cast_one(value, dtype) if value.dtype in _FLOATS and value.dtype != dtype else value
         if isinstance(value, (tuple, list)):
@@ -139,11 +143,6 @@ def _dropout(original: Any, input: Any, p: float = 0.5, training: bool = True, i
     return torch.native_dropout(input, p, True)[0]
 
 
-def autocast(dtype: Any) -> Any:
-    """The autocast region of one forward; nothing where ``dtype`` is None."""
-    return nullcontext() if dtype is None else torch.autocast(FLAG, dtype=dtype)
-
-
 @contextmanager
 def emulated(calls: Calls) -> Iterator[None]:
     """Puts the mode on, and lets torch's autocast and checkpointing take meta tensors for the device's."""
@@ -154,7 +153,7 @@ def emulated(calls: Calls) -> Iterator[None]:
     changes = [
         (common, "amp_definitely_not_available", lambda: False),
         (torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True),
-        (checkpoint, "_infer_device_type", lambda *args: FLAG),
+        (checkpoint, "_infer_device_type", lambda *args: "cuda"),
         (clip_grad, "_has_foreach_support", lambda *args, **kwargs: True),
         (torch, "clear_autocast_cache", calls.forget_casts),
     ]

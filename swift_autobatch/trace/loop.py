@@ -45,13 +45,13 @@ def record(model: Any, key: FootprintKey, point: Point, device: str, notes: set[
     """
     cuda = device == "cuda"
     emulation = calls.Calls(
+        device=device,
         kernel=key.attention if cuda or key.attention == "eager" else "cpu",
         masked=key.masked,
-        fused_dropout=cuda,
     )
     recorder = Recorder("meta", {"bitsandbytes::gemm_4bit": quantised.gemm_4bit} if cuda else None)
     with _no_collection(), calls.emulated(emulation), fused.liger(model, key, notes):
-        run = _Run(model, key, point, recorder, notes)
+        run = _Run(model, key, point, recorder, emulation, notes)
         recorder.mark("load", "load")
         run.load()
         with recorder:
@@ -79,8 +79,10 @@ def _no_collection() -> Iterator[None]:
 class _Run:
     """Model, optimizer and recorder of one recorded run."""
 
-    def __init__(self, model: Any, key: FootprintKey, point: Point, recorder: Recorder, notes: set[str]) -> None:
-        self.model, self.key, self.point, self.recorder = model, key, point, recorder
+    def __init__(
+        self, model: Any, key: FootprintKey, point: Point, recorder: Recorder, emulation: calls.Calls, notes: set[str]
+    ) -> None:
+        self.model, self.key, self.point, self.recorder, self.emulation = model, key, point, recorder, emulation
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = optimizer(key.optimizer, self.trained, notes)
         mixed = key.dtype != "float32" and not key.deepspeed
@@ -154,7 +156,7 @@ class _Run:
 
         if "labels" in inputs:
             inputs["num_items_in_batch"] = items
-        with calls.autocast(self.autocast):
+        with self.emulation.autocast(self.autocast):
             outputs = self.model(**inputs)
         return outputs if self.autocast is None else convert_to_fp32(outputs)
 
