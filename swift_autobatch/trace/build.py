@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from swift_autobatch.trace import quantised
 from swift_autobatch.trace.errors import CannotTrace
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+SHORTEST = 1100  # tokens; every row that is traced is longer, and shorter than the next usual window (2047)
 _HEADS = ("lm_head", "score", "v_head", "classifier", "output_layer", "embed_out")
 _FROZEN_TOWERS = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "audio_tower", "aligner", "merger")
 _MAMBA = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"})
@@ -47,19 +48,22 @@ def _first(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def build(config: Any, key: FootprintKey, notes: set[str]) -> Any:
+def build(config: Any, key: FootprintKey, notes: set[str], check: Callable[[int], None] = lambda count: None) -> Any:
     """The model on meta tensors, frozen and adapted as ms-swift does it.
 
     Args:
         config: from :func:`config_of`; not changed.
         key: tuner, quantisation, dtype and kernels.
         notes: receives a sentence for everything that is not as the engine has it.
+        check: called with the number of parameters; may raise CannotTrace.
 
     Raises:
         CannotTrace: the architecture cannot be built, adapted or quantised here.
     """
     _refuse_quantised(config)
     model = _whole(config, key)
+    check(sum(parameter.numel() for parameter in model.parameters()))
+    _say_windows(config, key, notes)
     model.config.use_cache = False
     if key.quant == "nf4":
         quantised.to_nf4(model, DTYPES[key.dtype], _skipped(model))
@@ -75,6 +79,18 @@ def _refuse_quantised(config: Any) -> None:
     name = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", None)
     if name:
         raise CannotTrace(_NO_QUANTISED.format(name))
+
+
+def _say_windows(config: Any, key: FootprintKey, notes: set[str]) -> None:
+    """SDPA takes a mask only in layers with a window that is shorter than the rows: which side was traced."""
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    if not window or getattr(text, "use_sliding_window", True) is False or key.attention in ("eager",):
+        return
+    side = (
+        f"of at most {window} tokens hold no mask" if window < SHORTEST else f"longer than {window} tokens hold a mask"
+    )
+    notes.add(f"attention looks back {window} tokens: rows {side}, unlike the traced ones")
 
 
 def _whole(config: Any, key: FootprintKey) -> Any:

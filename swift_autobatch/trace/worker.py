@@ -1,7 +1,8 @@
 """The child process of a trace: ``python -m swift_autobatch.trace.worker REQUEST.json``.
 
 The request is a JSON object: ``model`` (a folder, or the content of a config.json), ``keys`` (a list of
-FootprintKey as objects), ``device`` (``cuda`` or ``cpu``: whose kernels are emulated) and ``out``, a folder. Key number
+FootprintKey as objects), ``device`` (``cuda`` or ``cpu``: whose kernels are emulated), ``out``, a folder, and maybe
+``params_total``, what the model is known to have. Key number
 i leaves ``<out>/<i>.footprint`` there (see footprint_file.py), or ``<out>/<i>.why`` with a sentence. One line a key
 on stdout. Exit code 0 unless the request cannot be read.
 """
@@ -27,6 +28,7 @@ from swift_autobatch.trace.errors import CannotTrace
 from swift_autobatch.trace.fit import Fit, values
 from swift_autobatch.trace.instants import instants
 from swift_autobatch.trace.recorder import Recording
+from swift_autobatch.trace.shelf import LIBRARIES
 
 # Distinct primes: a storage's bytes then tell its monomial. More points where two do not explain every storage.
 # Lengths lie above the short attention windows in use (up to 1024) and below the long ones (from 2047).
@@ -34,12 +36,12 @@ POINTS = tuple(
     loop.Point(b=b, s=s, t=t) for b, s, t in ((101, 1103, 499), (113, 1499, 701), (127, 1801, 853), (139, 1999, 977))
 )
 _FEWEST = 2
-_LIBRARIES = ("torch", "transformers", "peft", "accelerate", "ms-swift", "bitsandbytes")
+_SAME_COUNT = 0.01  # of the published parameters: buffers and ties are counted in different ways
 _BUILT_FROM = ("tuner", "quant", "checkpointing", "dtype", "lora_rank", "dropout", "deepspeed")
 
 
 def trace_streams(
-    model: Mapping[str, Any] | str, keys: list[FootprintKey], device: str = "cuda"
+    model: Mapping[str, Any] | str, keys: list[FootprintKey], device: str = "cuda", params_total: int | None = None
 ) -> list[Footprint | CannotTrace]:
     """Traces every key in this process, which torch patches are put on while it runs.
 
@@ -47,16 +49,17 @@ def trace_streams(
         model: content of a config.json, or a folder that holds one.
         keys: variants, answered in order.
         device: whose kernels are emulated, ``cuda`` or ``cpu``.
+        params_total: what the model is known to have; another count is a refusal.
     """
-    tracer = Tracer(model, device)
+    tracer = Tracer(model, device, params_total)
     return [tracer.try_footprint(key) for key in keys]
 
 
 class Tracer:
     """One model; keeps the last one built, as keys in a row often share it."""
 
-    def __init__(self, model: Mapping[str, Any] | str, device: str) -> None:
-        self._source, self._device = model, device
+    def __init__(self, model: Mapping[str, Any] | str, device: str, params_total: int | None = None) -> None:
+        self._source, self._device, self._params_total = model, device, params_total
         self._built: tuple[tuple[Any, ...], Any, frozenset[str]] | None = None
 
     def try_footprint(self, key: FootprintKey) -> Footprint | CannotTrace:
@@ -99,9 +102,14 @@ class Tracer:
             self._built = None
             notes: set[str] = set()
             config = build.config_of(self._source)
-            built = build.build(config, key, notes)
+            built = build.build(config, key, notes, self._check)
             self._built = (wanted, built, frozenset(notes))
         return self._built[1], self._built[2]
+
+    def _check(self, count: int) -> None:
+        known = self._params_total
+        if known and abs(count - known) > _SAME_COUNT * known:
+            raise CannotTrace(f"what is known of its shape gives {count:,} parameters instead of {known:,}")
 
 
 def _sizes(recordings: list[Recording]) -> list[Polynomial | None]:
@@ -147,7 +155,7 @@ def _static(stream: Stream, kind: str) -> int:
 def versions() -> dict[str, str]:
     """The libraries whose code was traced."""
     found = {}
-    for name in _LIBRARIES:
+    for name in LIBRARIES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
@@ -157,7 +165,7 @@ def main(argv: list[str]) -> int:
     request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     out = Path(request["out"])
     _quiet()
-    tracer = Tracer(request["model"], request.get("device", "cuda"))
+    tracer = Tracer(request["model"], request.get("device", "cuda"), request.get("params_total"))
     keys = [FootprintKey(**key) for key in request["keys"]]
     for index, key in enumerate(keys):
         began = time.monotonic()
