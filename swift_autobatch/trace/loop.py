@@ -51,7 +51,7 @@ def record(model: Any, key: FootprintKey, point: Point, device: str, notes: set[
     )
     recorder = Recorder("meta", {"bitsandbytes::gemm_4bit": quantised.gemm_4bit} if cuda else None)
     with _no_collection(), calls.emulated(emulation), fused.liger(model, key, notes):
-        run = _Run(model, key, point, recorder, emulation, notes)
+        run = _Run(model, key, point, recorder, emulation, device, notes)
         recorder.mark("load", "load")
         run.load()
         with recorder:
@@ -80,11 +80,18 @@ class _Run:
     """Model, optimizer and recorder of one recorded run."""
 
     def __init__(
-        self, model: Any, key: FootprintKey, point: Point, recorder: Recorder, emulation: calls.Calls, notes: set[str]
+        self,
+        model: Any,
+        key: FootprintKey,
+        point: Point,
+        recorder: Recorder,
+        emulation: calls.Calls,
+        device: str,
+        notes: set[str],
     ) -> None:
         self.model, self.key, self.point, self.recorder, self.emulation = model, key, point, recorder, emulation
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = optimizer(key.optimizer, self.trained, notes)
+        self.optimizer = optimizer(key.optimizer, self.trained, device, notes)
         mixed = key.dtype != "float32" and not key.deepspeed
         self.autocast = DTYPES[key.dtype] if mixed else None
 

@@ -51,20 +51,21 @@ class _Nothing(torch.optim.Optimizer):  # type: ignore[misc]
         pass
 
 
-def optimizer(name: str, params: list[Any], notes: set[str]) -> Any:
+def optimizer(name: str, params: list[Any], device: str, notes: set[str]) -> Any:
     """An optimizer whose step allocates as the named one does on the device.
 
     Args:
         name: a value of Effective.optimizer; one that is not known is traced as fused AdamW, with a note.
         params: those that train.
+        device: ``cuda`` or ``cpu``; PyTorch takes the foreach kernels on its own accord on the former only.
         notes: receives what differs.
     """
     if name == "fused-adamw":
         return _Lasting(params, 2, eight_bit=False, counter=True)
     if name == "foreach-adamw":
-        return torch.optim.AdamW(params, foreach=True)
+        return torch.optim.AdamW(params, foreach=device == "cuda")
     if name == "sgd":
-        return torch.optim.SGD(params, lr=1e-3, foreach=True)
+        return torch.optim.SGD(params, lr=1e-3, foreach=device == "cuda")
     if name == "adafactor":
         from transformers.optimization import Adafactor
 

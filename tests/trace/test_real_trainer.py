@@ -53,7 +53,7 @@ CASES = {
     "nf4, everything kept": {**LORA, "quant": "nf4", "checkpointing": False},
     "full": FULL,
     "full, everything kept, two micro batches": {**FULL, "checkpointing": False, "accumulates": True},
-    "full, eager attention, foreach": {**FULL, "attention": "eager", "optimizer": "foreach-adamw"},
+    "full, eager attention, AdamW not fused": {**FULL, "attention": "eager", "optimizer": "foreach-adamw"},
 }
 B, S, T = 2, 128, 64  # rows, tokens, of which reach the projection; the last T of every row
 MOST = 0.005
@@ -81,7 +81,7 @@ def peaks(stream: Stream) -> dict[str, int]:
     sizes = [bytes_at(stream.sizes[size], b=B, s=S, k=B * T) for size, _ in stream.storages]
     alive = 0
     found: dict[str, int] = {}
-    marks = dict((event, phase) for event, phase, _ in stream.marks)
+    marks = {event: phase for event, phase, _ in stream.marks}
     phase = "load"
     for position, event in enumerate(stream.events):
         phase = marks.get(position, phase)
