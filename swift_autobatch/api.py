@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import ask, committed, doctor, gate, receipt, render, run
+from swift_autobatch import ask, committed, doctor, gate, receipt, render, run, whatif
 from swift_autobatch.errors import GateError, InputError, MachineError, NothingFitsError, TrainingError, UsageError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.card import dump_card, read_card
@@ -199,7 +199,7 @@ def plan(request: Request, env: Environment, progress: Progress | None = None) -
     """
     asked, decided = _decide(request, env, progress or Silent())
     committed.save(decided, asked, env, progress or Silent())
-    return decided
+    return replace(decided, changes=whatif.changes(asked, decided, strategies(env), env.cwd))
 
 
 def profile(request: Request, env: Environment, progress: Progress | None = None, *, full: bool = False) -> Profile:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import arguments, explain, machines, schedule, shortfall
+from swift_autobatch import arguments, machines, reasons, schedule, shortfall
 from swift_autobatch.candidates import Space, decided_space, enumerate_space, length_for
 from swift_autobatch.effective import effective
 from swift_autobatch.errors import UsageError
@@ -68,9 +68,9 @@ def make_plan(request: Request, facts: Facts, table: tuple[Strategy, ...], root:
         env=env,
         steps_per_epoch=steps.per_epoch,
         total_steps=steps.total,
-        notes=explain.notes(chosen, prediction, choice.costs, request),
+        notes=reasons.notes(chosen, prediction, choice.costs, request),
         proposals=_proposals(facts, request, steps),
-        runners_up=explain.runners_up(choice.best, choice.space, choice.costs, choice.order, request),
+        runners_up=reasons.runners_up(choice.best, choice.space, choice.costs, choice.order, request),
         illegal=choice.space.illegal,
         machine_class=facts.machine.machine_class,
         digest=_digest(chosen, args, env, facts),
@@ -119,15 +119,15 @@ def _attempts(
         space = decided_space(facts, request, pins)
         yield Choice(facts=facts, space=space, costs=costs, order=order, best=best(space.families, costs, order))
         return
-    cuts = () if "max_length" in pins else _cuts(facts)
-    for cut in (None, *cuts):
+    shorter = () if "max_length" in pins else cuts(facts)
+    for cut in (None, *shorter):
         space = enumerate_space(facts, request, table, pins, cut)
         if not space.families:
             raise refusal(request, facts, space, pins)
         yield Choice(facts=facts, space=space, costs=costs, order=order, best=best(space.families, costs, order))
 
 
-def _cuts(facts: Facts) -> tuple[int, ...]:
+def cuts(facts: Facts) -> tuple[int, ...]:
     """Shorter max_lengths worth trying: those that still keep 95 % of the rows, longest first."""
     lengths = facts.data.lengths
     kept = {length_for(facts, lengths[int((len(lengths) - 1) * share)]) for share in (0.99, 0.98, 0.97, 0.96, 0.95)}

@@ -638,6 +638,7 @@ class Plan:
     digest: str  # sha256 over what the run depends on
     because: str
     strategy: Strategy | None = None  # the recipe it stands on; None when pinned by flags alone
+    changes: tuple[str, ...] = ()  # what would change the answer, each searched; () where nobody asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,22 +6,11 @@ from typing import Any
 
 import click
 
-from swift_autobatch.cli.options import (
-    ENGINE_EPILOG,
-    EngineCommand,
-    json_option,
-    planning_options,
-    print_json,
-    progress_of,
-    request_of,
-    verbose_option,
-)
+from swift_autobatch.cli.options import EngineCommand, planning, print_json, progress_of, request_of
 
 
-@click.command("dry-run", cls=EngineCommand, epilog=ENGINE_EPILOG)
-@planning_options
-@json_option
-@verbose_option
+@click.command("dry-run", cls=EngineCommand)
+@planning
 def command(**params: Any) -> None:
     """Run the gate alone: real steps of the real command on the costliest rows.
 

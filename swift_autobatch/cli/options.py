@@ -52,6 +52,10 @@ _ENGINE_ROWS = [
 ]
 
 
+class Words(click.Option):
+    """An option whose value is all words up to the next option: ``--sweep gpus 1..8``."""
+
+
 class EngineCommand(click.Command):
     """A command that takes our options and, beside them, any engine flag.
 
@@ -59,6 +63,9 @@ class EngineCommand(click.Command):
     two equal options win and know only one spelling; so the words are parted here. ``params["engine_argv"]``
     receives the engine's.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"epilog": ENGINE_EPILOG, **kwargs})
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Our options, the engine's flags once a letter of them stands there, and files after any of these."""
@@ -112,6 +119,8 @@ class EngineCommand(click.Command):
                 metavar = getattr(param, "metavar", None) or "VALUE"
                 raise UsageError(f"{name} needs a value", where=name, hints=(f"write {name} {metavar}",))
             value = words.pop(0)
+        while isinstance(param, Words) and words and not words[0].startswith("--"):
+            value += f" {words.pop(0)}"
         return [f"{name}={value}"]
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -173,6 +182,11 @@ def verbose_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("-v", "--verbose", count=True, help="Show where every value comes from; -vv: also tracebacks.")(
         function
     )
+
+
+def planning(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what every command that plans takes: the options of a Request, ``--json`` and ``-v``."""
+    return planning_options(json_option(verbose_option(function)))
 
 
 def request_of(params: Mapping[str, Any]) -> tuple[Request, Environment]:

@@ -7,22 +7,11 @@ from typing import Any
 
 import click
 
-from swift_autobatch.cli.options import (
-    ENGINE_EPILOG,
-    EngineCommand,
-    json_option,
-    planning_options,
-    print_json,
-    progress_of,
-    request_of,
-    verbose_option,
-)
+from swift_autobatch.cli.options import EngineCommand, planning, print_json, progress_of, request_of
 
 
-@click.command("render", cls=EngineCommand, epilog=ENGINE_EPILOG)
-@planning_options
-@json_option
-@verbose_option
+@click.command("render", cls=EngineCommand)
+@planning
 def command(**params: Any) -> None:
     """Write the files of the plan: run.sh, the DeepSpeed JSON, plan.json.
 

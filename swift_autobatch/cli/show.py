@@ -27,9 +27,13 @@ def plan(decided: Plan, *, verbose: bool = False, columns: int | None = None) ->
         section("What had to give", text.bullets(decided.notes, columns)),
         section(_memory_title(decided), _memory(decided, columns)),
         section("Host RAM, all processes (predicted)", _host(decided.prediction, columns)),
-        section("Time (predicted)", text.rows(_time(decided), columns)),
+        section(
+            "Time (predicted)",
+            [*text.rows(_time(decided), columns), *_time_terms(decided.prediction, columns)],
+        ),
         section("Command ($ROOT: this folder, $RUN: the run folder)", _command(decided, columns)),
         section("Runners-up", _runners_up(decided.runners_up, columns)),
+        section("What would change the answer", text.bullets(decided.changes, columns)),
         section("You may also want", text.bullets(decided.proposals, columns)),
         section("Assumed", text.bullets(_assumed(decided), columns)),
     ]
@@ -138,14 +142,21 @@ def _host(prediction: Prediction, columns: int) -> list[str]:
 
 def _time(decided: Plan) -> list[tuple[str, str]]:
     prediction = decided.prediction
-    parts = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in prediction.time_terms)
     return [
-        (
-            "step",
-            f"{show_seconds(prediction.step_s)}, bound by {prediction.bound_by}" + (f" ({parts})" if parts else ""),
-        ),
+        ("step", f"{show_seconds(prediction.step_s)}, bound by {prediction.bound_by}"),
         ("speed", f"{show_count(prediction.tokens_per_s)} tokens/s, {prediction.samples_per_s:.3g} rows/s"),
         ("epoch", f"{show_seconds(prediction.epoch_s)}: {decided.steps_per_epoch} steps of {decided.total_steps}"),
+    ]
+
+
+def _time_terms(prediction: Prediction, columns: int) -> list[str]:
+    """The parts of a step as bars, each as a share of it."""
+    parts = [(name, seconds) for name, seconds in prediction.time_terms if seconds >= 0.01 * prediction.step_s]
+    wide = max((len(name) for name, _ in parts), default=0)
+    cells = max(8, columns - wide - 20)
+    return [
+        f"  {name:{wide}}  {show_seconds(seconds):>11}  {text.bar(seconds / max(prediction.step_s, 1e-9), cells)}"
+        for name, seconds in parts
     ]
 
 
@@ -161,9 +172,13 @@ def _command(decided: Plan, columns: int) -> list[str]:
 def _runners_up(items: Sequence[RunnerUp], columns: int) -> list[str]:
     lines: list[str] = []
     for item in items:
-        one = item.candidate
+        one, made = item.candidate, item.prediction
         batch = f"{one.micro_batch} x {one.dp} x {one.accumulation}"
-        lines += text.wrapped(f"{one.strategy}, {batch}: {item.why}", columns, indent="    ", first="  - ")
+        figures = ""
+        if made and made.fits:
+            figures = f" ({show_gib(made.demand_bytes, 1)}, {show_seconds(made.epoch_s)} an epoch)"
+        words = f"{one.strategy}, {batch}{figures}: {item.why}"
+        lines += text.wrapped(words, columns, indent="    ", first="  - ")
     return lines
 
 

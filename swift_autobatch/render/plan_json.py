@@ -28,6 +28,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "environment": {name: {"value": var.value, "source": var.source} for name, var in plan.env.items()},
         "facts": facts_json(plan.facts),
         "runners_up": [_runner_up(item) for item in plan.runners_up],
+        "changes": list(plan.changes),
         "illegal": sorted({(item.candidate.strategy, item.rule, item.why) for item in plan.illegal}),
     }
 

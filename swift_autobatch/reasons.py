@@ -79,7 +79,7 @@ def why_not(pair: Scored, chosen: Scored, request: Request) -> str:
         )
     ratio = prediction.epoch_s / best_known.epoch_s
     if gives(candidate) > gives(winner):
-        return f"changes what is learned ({_given(candidate)}), only when asked for; {ratio:.2f} x the time"
+        return f"changes what is learned ({given(candidate)}), only when asked for; {ratio:.2f} x the time"
     if batch_excess(candidate, request) > batch_excess(winner, request):
         return f"effective batch {candidate.effective_batch}, asked for {request.global_batch.value}"
     if candidate.weights_rank > winner.weights_rank and request.prefer.value not in ("speed", "memory"):
@@ -90,10 +90,10 @@ def why_not(pair: Scored, chosen: Scored, request: Request) -> str:
             f"no faster (within 2 %), {show_gib(prediction.demand_bytes)} instead of "
             f"{show_gib(best_known.demand_bytes)}"
         )
-    return f"{ratio:.2f} x the time: {show_seconds(prediction.epoch_s)} an epoch"
+    return f"{ratio:.2f} x the time"
 
 
-def _given(candidate: Candidate) -> str:
+def given(candidate: Candidate) -> str:
     """What of the candidate changes what is learned, in words."""
     words = (
         ("8-bit optimizer states", "8bit" in candidate.optim),
@@ -152,7 +152,7 @@ def _unasked(candidate: Candidate, request: Request) -> str:
         group_by_length=candidate.group_by_length and "group_by_length" not in request.pins,
         optim="" if "optim" in request.pins else candidate.optim,
     )
-    return _given(asked)
+    return given(asked)
 
 
 def _rows_above(data: DataFacts, limit: int) -> int:
