@@ -187,6 +187,8 @@ def _assumptions(work: Job) -> tuple[str, ...]:
         if resume > HOST_SHARE * machine.host.ram_budget_bytes:
             notes.append(f"resuming from a checkpoint would need {show_gib(resume, 0)} of host RAM, more than there is")
     notes.append(_width(work))
+    if work.facts.data.media_rows and not work.facts.data.mean_image_tokens:
+        notes.append("rows hold images, video or audio whose tokens are not counted: real steps are slower")
     if not work.facts.data.exact:
         notes.append("token lengths are estimated, not counted by the model's tokenizer")
     if candidate.parallel == "megatron" or candidate.pp > 1 or candidate.cp > 1 or candidate.ep > 1:

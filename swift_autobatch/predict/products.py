@@ -110,10 +110,18 @@ def head(job: Job, kept: float, found: Passes, device: Device) -> float:
     return seconds(flops, max(1.0, kept), job.shape.vocab / job.candidate.tp, job, device)
 
 
+def patches(job: Job) -> float:
+    """Patches per row that the vision tower sees: the projectors join 2 x 2 of them to a token.
+
+    Source: Qwen2-VL to Qwen3-VL `spatial_merge_size` 2, InternVL `downsample_ratio` 0.5.
+    """
+    return job.engine.image_patches or 4 * job.facts.data.mean_image_tokens
+
+
 def tower(job: Job, rows: float, device: Device) -> float:
     """Seconds of the frozen vision tower's forward."""
-    patches = rows * job.engine.image_patches
-    return seconds(2 * job.shape.tower * patches, max(1.0, patches), job.shape.h, job, device)
+    seen = rows * patches(job)
+    return seconds(2 * job.shape.tower * seen, max(1.0, seen), job.shape.h, job, device)
 
 
 def attention(job: Job, tokens: float, span: float, found: Passes, device: Device) -> float:

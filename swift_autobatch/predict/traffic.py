@@ -206,7 +206,7 @@ def _tower(job: Job) -> float:
 
     Its depth is not among the model's facts; ViT-L has 24 layers for 0.3 B parameters, ViT-bigG 48 for 1.9 B.
     """
-    if not job.engine.image_patches or not job.shape.tower:
+    if not (job.engine.image_patches or job.facts.data.mean_image_tokens) or not job.shape.tower:
         return 0.0
     return float(_EAGER.operations * 48 * (job.shape.tower / 1.9e9) ** (1 / 3))
 

@@ -228,3 +228,15 @@ def test_a_constant_without_a_source_is_refused(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "speed.yaml").write_text("chips:\n- {cards: [RTX 9999], matmul: 0.5, attention: 0.4, source: s}\n")
     with pytest.raises(InputError, match="RTX 9999"):
         tables.chips.__wrapped__()
+
+
+def test_counted_images_cost_the_tower_and_uncounted_ones_are_said(tmp_path: Path) -> None:
+    facts, candidate = facts_and(tmp_path, "Qwen/Qwen2.5-VL-7B-Instruct")
+    plain = predict(facts, candidate)
+    counted = replace(facts, data=replace(facts.data, media_rows=64, mean_image_tokens=600.0, max_image_tokens=900))
+    seen = predict(counted, candidate)
+    assert terms(seen)["matmul"] > 1.05 * terms(plain)["matmul"]
+    assert not any("images" in note for note in seen.assumptions)
+    unseen = predict(replace(facts, data=replace(facts.data, media_rows=64)), candidate)
+    assert any("images" in note for note in unseen.assumptions)
+    assert unseen.step_s == plain.step_s
