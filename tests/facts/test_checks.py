@@ -141,8 +141,8 @@ LATE: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
 @pytest.mark.parametrize("name", LATE)
 def test_what_the_first_10_mib_fix(tmp_path: Path, model: ModelFacts, env: Environment, name: str) -> None:
     early, late, words = LATE[name]
-    rows = [{"query": f"{n}", "response": PAD, **early} for n in range(112)]
-    last = {"query": "last", "response": "r", **late}
+    rows = [{"query": f"{n}", "response": "r", "pad": PAD, **early} for n in range(112)]
+    last = {"query": "last", "response": "r", "pad": "", **late}
     path = write(tmp_path, "rows.jsonl", *rows, last)
     if words is None:
         assert read(path, model, env).kept == 113
