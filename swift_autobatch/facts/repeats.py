@@ -101,9 +101,8 @@ class Repeats:
 
 
 def _fingerprint(talk: Conversation) -> int:
-    digest = hashlib.blake2b(digest_size=8)
-    for text in (talk.system or "", *talk.tools, *talk.images):
-        digest.update(text.encode("utf-8", "replace") + b"\0")
+    texts = [talk.system or "", *talk.tools, *talk.images]
     for turn in talk.turns:
-        digest.update(turn.role.encode() + b"\0" + turn.content.encode("utf-8", "replace") + b"\0")
-    return int.from_bytes(digest.digest(), "big")
+        texts += (turn.role, turn.content)
+    said = "\0".join(texts).encode("utf-8", "replace")
+    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big")
