@@ -125,6 +125,7 @@ class _Reading:
         before = (self._survey.rows, self._survey.kept)
         columns: tuple[str, ...] | None = None
         schema = Schema()
+        self._draw.begin()
         shape, times = self._draw_from(source) if self._exactly(source) else (None, None)
         for file in source.files:
             rows = source.rows(file, self._hash.update, schema)

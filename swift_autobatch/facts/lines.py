@@ -109,11 +109,13 @@ def _decoded(raw: bytes, encoding: str) -> str | None:
         return None
 
 
-def lines(stream: Stream, update: Update, decoder: Decoder) -> Iterator[tuple[int, str | Fault]]:
+def lines(
+    stream: Stream, update: Update, decoder: Decoder, *, keep_mark: bool = False
+) -> Iterator[tuple[int, str | Fault]]:
     """Yields (line number, text with its newline, or what is wrong with it); a byte order mark is dropped."""
     for number, raw in enumerate(stream, 1):
         update(raw)
-        if number == 1 and raw.startswith(codecs.BOM_UTF8):
+        if number == 1 and not keep_mark and raw.startswith(codecs.BOM_UTF8):
             raw = raw[len(codecs.BOM_UTF8) :]
         for part in decoder.line(number, raw):
             yield number, part

@@ -122,7 +122,7 @@ class _Unpacked(io.RawIOBase):
 
 def _texts(stream: Stream, update: Update) -> Iterator[tuple[int, Any]]:
     """One row a line, empty ones too, in a column named text; a byte order mark stays in the first row, as there."""
-    for number, text in lines(stream, update, Decoder()):
+    for number, text in lines(stream, update, Decoder(), keep_mark=True):
         if isinstance(text, Fault):
             yield number, text
         else:

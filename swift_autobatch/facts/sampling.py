@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.random import RandomState
 
 _SEED = 42  # --data_seed
+_MOST = 2**31 - 1  # Source: swift/utils/np_utils.py get_seed
 _NO = ("false", "0", "no")
 _YES = ("true", "1", "yes")
 
@@ -31,6 +32,11 @@ class Draw:
         self.seed = int(said["data_seed"]) if said.get("data_seed", "").isdigit() else _SEED
         self.shuffle = not in_order
         self._state: RandomState | None = None
+        self._begun = 0  # datasets since the last draw: the engine takes one number for each before it loads it
+
+    def begin(self) -> None:
+        """The next dataset of the command; one without ``#N`` counts too."""
+        self._begun += 1
 
     def times(self, rows: int, wanted: int) -> list[int]:
         """How often each of ``rows`` kept rows is trained when ``wanted`` are asked for."""
@@ -40,6 +46,8 @@ class Draw:
         found = [every] * rows
         if rest and self.shuffle:
             self._state = self._state or RandomState(self.seed)
+            self._state.randint(0, _MOST, size=self._begun)
+            self._begun = 0
             for index in self._state.permutation(rows)[:rest]:
                 found[index] += 1
         else:

@@ -105,6 +105,7 @@ class Schema:
         self._kinds: dict[str, set[str]] = {}
         self._fields: dict[str, set[str]] = {}  # names inside the objects of a list, such as messages
         self._drift: dict[str, set[str]] = {}
+        self._seen: set[tuple[str, type]] = set()  # of rows that came late and were judged
         self._told: set[str] = set()  # one report a column: the rest of the file is like it
 
     @property
@@ -126,12 +127,16 @@ class Schema:
         """A row after the first 10 MiB: what stops the loader there, then what is only odd."""
         if not isinstance(row, dict):
             return
+        seen = self._seen
+        if all((name, type(value)) in seen for name, value in row.items()):
+            return  # nearly every row: names and kinds that were looked at before, and nothing inside them
         if self._kinds:
             for name, value in row.items():
                 if name not in self._told and (fault := self._unfit(name, value)):
                     self._told.add(name)
                     yield fault
         yield from self._drifts(row)
+        seen.update((name, type(value)) for name, value in row.items() if not isinstance(value, list | dict))
 
     def _unfit(self, name: str, value: Any) -> Fault | None:
         kinds, kind = self._kinds.get(name), _kind(value)

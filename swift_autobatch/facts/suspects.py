@@ -22,7 +22,7 @@ def suspicious(raw: bytes) -> bool:
         return True
     if b"\\" not in raw:
         return False
-    return b"\\u00" in raw or (b"\\b" in raw or b"\\f" in raw) and _BACKSPACE.search(raw) is not None
+    return b"\\u00" in raw or ((b"\\b" in raw or b"\\f" in raw) and _BACKSPACE.search(raw) is not None)
 
 
 def in_json(text: str, value: Any) -> Iterator[Fault]:

@@ -130,7 +130,7 @@ def test_what_we_keep_is_what_the_engine_keeps(tmp_path: Path) -> None:
     for shuffle in (False, True):
         jobs += [{"file": f"{rows}#{n}", "load": {"shuffle": shuffle}, **base} for n in (1, 3, 7, 9, 17)]
     jobs.append({"file": [f"{rows}#3", f"{tmp_path}/files/rows.parquet#12"], "load": {"shuffle": True}, **base})
-    differ: list[tuple[Any, Any, Any]] = []
+    differ: list[str] = []
     for job, theirs in zip(jobs, engine(model, jobs, tmp_path), strict=True):
         try:
             mine: Any = ours(model, job, tmp_path)
@@ -138,8 +138,8 @@ def test_what_we_keep_is_what_the_engine_keeps(tmp_path: Path) -> None:
             mine = error.what
         agree = isinstance(mine, list) and same(mine, theirs["rows"]) if theirs.get("rows") else isinstance(mine, str)
         if not agree:
-            differ.append((job, mine, theirs))
-    assert not differ
+            differ.append(f"{job['file']} {job.get('load', '')}: {str(mine)[:200]}; the engine: {str(theirs)[:200]}")
+    assert not differ, "\n".join(differ)
 
 
 @pytest.mark.engine
