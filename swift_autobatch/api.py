@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import ask, committed, doctor, gate, receipt, render, run, whatif
+from swift_autobatch import ask, checkpoints, committed, doctor, gate, receipt, render, run, whatif
 from swift_autobatch.errors import GateError, InputError, MachineError, NothingFitsError, TrainingError, UsageError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.card import dump_card, read_card
@@ -28,6 +28,7 @@ from swift_autobatch.facts.repair import repair as write_clean_copy
 from swift_autobatch.facts.software import read_software
 from swift_autobatch.gate import postmortem
 from swift_autobatch.gate.postmortem import Postmortem
+from swift_autobatch.process import disk_free_bytes
 from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import (
     Artefacts,
@@ -276,6 +277,7 @@ def sft(request: Request, env: Environment, progress: Progress | None = None) ->
     """
     progress = progress or Silent()
     asked, decided = _plan_here(request, env, progress)
+    _needs_disk(decided, asked, Path(env.cwd, asked.output_dir.value or "output"))
     folder, artefacts = _prepare(decided, asked, env)
     verdict = None
     if not request.skip_dry_run:
@@ -421,6 +423,24 @@ def _headline(decided: Plan) -> str:
         f"{candidate.strategy}, batch {candidate.micro_batch} x {candidate.dp} x {candidate.accumulation}, "
         f"max_length {candidate.max_length}; predicted {show_gib(prediction.driver_bytes)} a device"
     )
+
+
+def _needs_disk(decided: Plan, request: Request, folder: Path) -> None:
+    """Refuses to start a job whose checkpoints will not fit beside each other.
+
+    Raises:
+        MachineError: with what they need and what is free.
+    """
+    needed = checkpoints.disk_needed(decided.candidate, decided.facts.model, request)
+    free = disk_free_bytes(folder)
+    if needed > free:
+        one = checkpoints.checkpoint_bytes(decided.candidate, decided.facts.model, request)
+        raise MachineError(
+            f"the checkpoints of this job need up to {show_gib(needed)} of disk and {show_gib(free)} are free",
+            where=str(folder),
+            figures=(f"one checkpoint {show_gib(one)}; the best, the latest and the one being written are kept",),
+            hints=("--save_only_model true", "--save_total_limit 1", "--output-dir on another disk"),
+        )
 
 
 def _prepare(decided: Plan, request: Request, env: Environment) -> tuple[Path, Artefacts]:

@@ -260,9 +260,18 @@ def environment(candidate: Candidate, facts: Facts) -> Mapping[str, Sourced[str]
     env["PYTORCH_CUDA_ALLOC_CONF"] = Sourced(
         value="expandable_segments:True", source="rows of varying length fragment fixed segments"
     )
-    if machine.links == "nop2p" and candidate.world > 1:
+    if machine.links == "nop2p" and candidate.world > 1 and _old_driver(machine.software.driver):
         env["NCCL_P2P_DISABLE"] = Sourced(
-            value="1", source="these cards have no peer-to-peer; torchrun does not say so"
+            value="1", source="these cards have no peer-to-peer, and drivers before 550.40 do not say so"
         )
         env["NCCL_IB_DISABLE"] = Sourced(value="1", source="as accelerate launch does for such cards")
     return MappingProxyType(env)
+
+
+def _old_driver(version: str | None) -> bool:
+    """Whether NCCL must be told that these cards have no peer-to-peer; an unknown driver is taken for an old one.
+
+    Source: accelerate utils/other.py `check_cuda_p2p_ib_support`: RTX 40 cards, drivers from 550.40.07 on support it.
+    """
+    digits = [int(part) for part in (version or "").split(".")[:2] if part.isdigit()]
+    return len(digits) < 2 or tuple(digits) < (550, 40)

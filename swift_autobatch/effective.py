@@ -107,7 +107,7 @@ def _attention(candidate: Candidate, model: ModelFacts, machine: Machine, precis
         return "sdpa-flash"  # PyTorch's CPU kernel takes any float type, grouped heads and masks
     masked = candidate.micro_batch > 1 and not (candidate.packing or candidate.padding_free)
     ampere = all(gpu.compute_capability >= (8, 0) for gpu in machine.gpus)
-    if not masked and ampere and precision != "fp32" and model.head_dim <= _FLASH_MAX_HEAD_DIM:
+    if not masked and ampere and precision != "fp32" and max(model.head_dim, model.widest_head) <= _FLASH_MAX_HEAD_DIM:
         return "sdpa-flash"
     grouped = model.kv_heads != model.heads
     if not masked and grouped:

@@ -299,6 +299,23 @@ def check_tuner(pins: Mapping[str, Sourced[Value]]) -> None:
     )
 
 
+def check_resume(pins: Mapping[str, Sourced[Value]], cwd: str) -> None:
+    """Refuses to resume from a checkpoint that holds weights alone: the engine would stop after loading the model.
+
+    Raises:
+        UsageError: no trainer state in it, and ``--resume_only_model`` is not set.
+    """
+    pin, only = pins.get("resume_from_checkpoint"), pins.get("resume_only_model")
+    if pin is None or not isinstance(pin.value, str) or (only is not None and only.value == "true"):
+        return
+    if not Path(cwd, pin.value, "trainer_state.json").is_file():
+        raise UsageError(
+            f"{pin.value} holds weights alone, not the state of a training: there is no trainer_state.json",
+            where=pin.source.removeprefix("flag "),
+            hints=("--resume_only_model true starts from these weights", "a checkpoint saved with its optimizer"),
+        )
+
+
 def _json(flag: Flag, value: str, where: str) -> None:
     """Refuses malformed JSON, which the engine would repair into something else. Paths are checked by files()."""
     if not value.lstrip().startswith(("{", "[")):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from swift_autobatch import schedule
+from swift_autobatch import checkpoints, schedule
 from swift_autobatch.candidates import Family, Space
 from swift_autobatch.records import Candidate, DataFacts, Facts, Parallel, Prediction, Request, RunnerUp
 from swift_autobatch.search import SAME_SPEED, Costs, Order, Scored, batch_excess, best, gives, nearest, shortage
@@ -112,6 +112,7 @@ def notes(candidate: Candidate, prediction: Prediction, costs: Costs, request: R
     return (
         *_gave(candidate, prediction, costs, request),
         *_of_the_data(facts.data, facts),
+        *checkpoints.notes(candidate, facts, request),
         *((f"the checkpoint is already quantised ({facts.model.quantised})",) if facts.model.quantised else ()),
     )
 

@@ -282,6 +282,7 @@ class ModelFacts:
     source: str
     tokenizer_path: str | None = None  # folder with tokenizer.json; None: lengths are assumed
     embedded: bool = False  # the built-in demonstration model
+    widest_head: int = 0  # the widest of several kinds of heads; 0: head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

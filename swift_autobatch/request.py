@@ -282,6 +282,7 @@ def build_request(
     for name, pin in pins.items():
         engine_flags.check_files(name, pin.value, env.cwd, where=pin.source.removeprefix("flag "))
     engine_flags.check_tuner(pins)
+    engine_flags.check_resume(pins, env.cwd)
     _one_machine(settings)
     default: Sourced[Any] = Sourced(value=None, source="default")
     model: Sourced[Any] = settings.get("model", default)

@@ -136,6 +136,19 @@ def recipe_text(adopted: Adopted, request: Request, name: str) -> str:
     return header + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
 
 
+def differences(one: Adopted, other: Adopted) -> tuple[str, ...]:
+    """What two jobs do not have in common: flags and environment variables, each side's value."""
+    lines = []
+    for prefix, left, right in (("--", one.flags, other.flags), ("", one.env, other.env)):
+        for name in sorted({*left, *right}):
+            was, now = (" ".join(side[name].words) if name in side else "(not set)" for side in (left, right))
+            if was != now:
+                lines.append(f"{prefix}{name}: {was} | {now}")
+    if one.nproc != other.nproc:
+        lines.append(f"processes: {one.nproc or 'not said'} | {other.nproc or 'not said'}")
+    return tuple(lines)
+
+
 def import_file(file: str, target: str, env: Environment, *, force: bool = False) -> tuple[Path, Adopted]:
     """Writes the recipe of a file to ``target``.
 

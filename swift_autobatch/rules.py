@@ -21,6 +21,7 @@ LIGER_TYPES = frozenset(
     "mllama_text_model olmo2 paligemma phi3 qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_vl qwen2_vl_text qwen3 qwen3_moe "
     "smollm3".split()
 )
+FLASH_MAX_HEAD_DIM = 256
 _WRAPPED_BY_SEQUENCE_PARALLEL = (None, "sdpa", "flash_attn", "flash_attention_2")
 
 
@@ -145,6 +146,13 @@ RULES: tuple[Rule, ...] = (
         why="FlashAttention does not run on a CPU",
         fix="--attn_impl sdpa",
         proof="transformers/modeling_utils.py:1593",
+    ),
+    Rule(
+        id="flash-head-width",
+        when=lambda c, f: _flash(c) and max(f.model.head_dim, f.model.widest_head) > FLASH_MAX_HEAD_DIM,
+        why="FlashAttention 2 takes heads of up to 256, and this model has wider ones",
+        fix="--attn_impl sdpa, and no packing",
+        proof="flash-attn csrc/flash_attn/flash_api.cpp 'head dimension at most 256'",
     ),
     Rule(
         id="flash-not-installed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,6 +43,29 @@ def _extensions(compiled_once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files, then review the diff")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """How many of the public bug reports have been decided in this run, and by a written reason not."""
+    passed: set[str] = set()
+    failed: set[str] = set()
+    for word, found in (("passed", passed), ("failed", failed)):
+        for report in terminalreporter.stats.get(word, []):
+            found.update(value for name, value in getattr(report, "user_properties", ()) if name == "bug report")
+    if passed or failed:
+        from reports.undecided import REPORTS, UNDECIDED
+
+        decided = passed - failed - set(UNDECIDED)
+        terminalreporter.write_line(
+            f"bug reports: {len(decided)} of {REPORTS} decided, {len(UNDECIDED)} left by a written reason"
+            + (f", failing: {', '.join(sorted(failed))}" if failed else "")
+        )
+
+
+@pytest.fixture(autouse=True)
+def _bug_report(request: pytest.FixtureRequest) -> None:
+    for mark in request.node.iter_markers("report"):
+        request.node.user_properties.append(("bug report", mark.args[0]))
 
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -27,6 +27,7 @@ BREAKS: dict[str, tuple[dict[str, Any], str | None]] = {
     "fp16-full-weights": ({"tuner": "full", "torch_dtype": "float16"}, "1xT4"),
     "flash-needs-ampere": ({"attn_impl": "flash_attention_2", "torch_dtype": "float16"}, "1xT4"),
     "flash-on-cpu": ({"attn_impl": "flash_attention_2", "device": "cpu"}, None),
+    "flash-head-width": ({"attn_impl": "flash_attention_2"}, "1x4090"),
     "flash-not-installed": ({"attn_impl": "flash_attention_2"}, "1x4090"),
     "padding-free-needs-flash": ({"padding_free": True}, "1x4090"),
     "group-by-length-packing": (
@@ -76,7 +77,9 @@ def facts_for(rule: str, where: str | None, tmp_path: Path) -> Facts:
     machine = replace(found.machine, software=software, source=source)
     quantised = "gptq" if rule == "quant-of-quantised" else None
     kind = "bloom" if rule == "liger-model" else found.model.hf_model_type
-    return replace(found, machine=machine, model=replace(found.model, quantised=quantised, hf_model_type=kind))
+    wide = 512 if rule == "flash-head-width" else 0
+    model = replace(found.model, quantised=quantised, hf_model_type=kind, widest_head=wide)
+    return replace(found, machine=machine, model=model)
 
 
 def test_every_rule_is_visited() -> None:

@@ -53,6 +53,14 @@ def examine(document: Mapping[str, Any], text: str) -> Iterator[Finding]:
         )
         return
     for key, flag in _FILLED.items():
+        if str(document.get(key, "auto")).isdigit() and isinstance(document[key], str):
+            yield Finding(
+                level="error",
+                line=line_of(text, key),
+                text=f"{key} is the text {json.dumps(document[key])}, not a number",
+                fix=f'"{key}": {document[key]}, or "auto"',
+            )
+            continue
         if document.get(key, "auto") != "auto":
             yield Finding(
                 level="warn",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def _job(call: Call, kind: Kind, path: Path, shown: str, more: tuple[Finding, ..
         flags=found,
         env=call.env,
         nproc=_nproc(call.env),
-        findings=_ordered((*call.findings, *findings, *more)),
+        findings=_ordered((*call.findings, *findings, *_nodes(call), *more)),
     )
 
 
@@ -180,6 +180,29 @@ def _nproc(env: Mapping[str, Setting]) -> int | None:
     if given and given.words and given.words[0].isdigit():
         return int(given.words[0])
     return None
+
+
+def _nodes(call: Call) -> Iterator[Finding]:
+    """What a job on several nodes needs: an address that the other nodes reach, and equal processes on each."""
+    nodes, address = call.env.get("NNODES"), call.env.get("MASTER_ADDR")
+    if nodes is None or nodes.words[0] in ("", "1"):
+        return
+    if address is None or address.words[0] in ("127.0.0.1", "localhost", "::1"):
+        shown = address.words[0] if address else "not set"
+        yield Finding(
+            level="error",
+            line=(address or nodes).line,
+            text=f"MASTER_ADDR is {shown}: the other {int(nodes.words[0]) - 1 if nodes.words[0].isdigit() else ''} "
+            "nodes cannot reach it",
+            fix="MASTER_ADDR=the address of node 0 in the network of the nodes",
+        )
+    if "NPROC_PER_NODE" not in call.env:
+        yield Finding(
+            level="warn",
+            line=nodes.line,
+            text="NPROC_PER_NODE is left open: every node must start the same number of processes",
+            fix="NPROC_PER_NODE=the least number of cards of a node",
+        )
 
 
 def _ordered(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

@@ -136,6 +136,7 @@ def _facts(found: Found, config: Config) -> ModelFacts:
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
+        widest_head=shape.widest_head,
         intermediate=shape.intermediate,
         vocab=shape.vocab,
         tied=shape.tied if twin is None else twin.tied,

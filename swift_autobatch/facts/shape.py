@@ -19,6 +19,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
 _HEAD_DIM = ("head_dim", "kv_channels", "d_kv")
+_WIDER_HEADS = ("global_head_dim", "swa_head_dim", "v_head_dim")  # of some layers, or of values
 _INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "n_inner", "d_ff")
 _VOCAB = ("padded_vocab_size", "vocab_size")
 _POSITIONS = ("max_position_embeddings", "seq_length", "n_positions", "max_seq_len", "model_max_length")
@@ -48,6 +49,7 @@ class Shape:
     params_text: int
     params_active: int  # per token, of params_text
     exact: bool  # the family is known and the formula proved
+    widest_head: int = 0  # where heads have several widths; 0: head_dim
 
 
 def text_config(config: Config) -> Config:
@@ -96,6 +98,7 @@ def read_shape(config: Config, where: str) -> Shape:
         params_text=outside + trunk,
         params_active=outside + trunk - layer.idle_experts(),
         exact=model_type in FAMILIES and "talker_config" not in config,
+        widest_head=_widest(text, size.head_dim),
     )
 
 
@@ -113,6 +116,13 @@ class _Sizes:
     vocab: int
     experts: int
     experts_used: int
+
+
+def _widest(text: Config, head_dim: int) -> int:
+    """The widest head of any layer, for queries and keys (MLA: with and without position) and values; 0: head_dim."""
+    latent = sum(_first(text, (name,)) or 0 for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
+    widest = max(head_dim, latent, *(_first(text, (name,)) or 0 for name in _WIDER_HEADS))
+    return widest if widest > head_dim else 0
 
 
 def _first(config: Config, names: tuple[str, ...]) -> int | None:

@@ -145,6 +145,9 @@ def explain(text: str) -> Postmortem:
         return _out_of_memory(lines, log.oom)
     if log.host_oom is not None or log.killed_by == 9:
         return _host_memory(lines, log)
+    hung = _hung(lines)
+    if hung is not None:
+        return hung
     cause = known_cause(log)
     if cause is not None:
         at, said = _find(lines, log.exceptions[-1] if log.exceptions else "")
@@ -228,6 +231,39 @@ def _host_memory(lines: Sequence[str], log: engine_log.LogFacts) -> Postmortem:
             "dmesg, or the container's memory.events, says whether the kernel killed it",
             "a larger memory limit, or fewer --dataloader_num_workers",
             "a strategy without offload: autoswift plan shows the host RAM of each",
+        ),
+    )
+
+
+_WATCHDOG = re.compile(r"Rank (\d+)\b.*?last completed NCCL work: (\d+)")
+
+
+def _hung(lines: Sequence[str]) -> Postmortem | None:
+    """The rank that the others waited for: the one whose last completed collective is the oldest.
+
+    Source: torch ProcessGroupNCCL.cpp, the watchdog's message; the first one in a log is of a healthy rank.
+    """
+    done: dict[int, tuple[int, int, str]] = {}
+    for number, line in enumerate(lines, 1):
+        if match := _WATCHDOG.search(line):
+            done.setdefault(int(match[1]), (int(match[2]), number, line.strip()))
+    if len(done) < 2:
+        return None
+    rank, (work, number, said) = min(done.items(), key=lambda item: item[1][0])
+    ahead = max(value[0] for value in done.values())
+    if work == ahead:
+        return None
+    return Postmortem(
+        code="timeout",
+        text=f"rank {rank} stopped at collective {work} while others reached {ahead}: they waited for it until NCCL's"
+        " watchdog gave up",
+        place="unknown",
+        line=number,
+        said=said,
+        figures=tuple(f"rank {one}: collective {value[0]}" for one, value in sorted(done.items())),
+        hints=(
+            f"look at the last lines of rank {rank}: a slow or broken row, an image that cannot be read, a dead worker",
+            "--ddp_timeout, larger, when one rank only takes long (a first compilation, a large map)",
         ),
     )
 

@@ -157,7 +157,7 @@ def not_one_object_a_line(desk: Desk) -> None:
     assert (listed.rows, places(listed)) == (2, [("list-in-jsonl", 1)])
 
 
-@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("report", [pytest.param(name, marks=pytest.mark.report(name)) for name in REPORTS])
 def test_report(report: str, desk: Desk) -> None:
     assert REPORTS[report]["what_autoswift_should_do"]
     CASES[report](desk)
