@@ -138,12 +138,21 @@ def _parallel(request: Request, cwd: Path) -> dict[str, Sourced[Any]]:
             "--deepspeed and --fsdp exclude each other", where="--fsdp", hints=("drop --fsdp", "drop --deepspeed")
         )
     if deepspeed is not None:
-        return {"parallel": Sourced(value=_deepspeed_parallel(request, cwd), source=deepspeed.source)}
+        parallel = Sourced(value=_deepspeed_parallel(request, cwd), source=deepspeed.source)
+        bucket = _bucket(pinned_json(request, "deepspeed", cwd))
+        return {"parallel": parallel, "bucket_elements": Sourced(value=bucket, source=deepspeed.source)}
     if fsdp is not None:
         config = pinned_json(request, "fsdp", cwd) or {}
         offload = "offload" in str(config.get("fsdp", ""))
         return {"parallel": Sourced(value="fsdp2_offload" if offload else "fsdp2", source=fsdp.source)}
     return {}
+
+
+def _bucket(config: Mapping[str, Any] | None) -> int | None:
+    """Elements of the reduce bucket that a pinned ZeRO-1/2 config names; None: the preset's."""
+    zero = (config or {}).get("zero_optimization")
+    found = zero.get("reduce_bucket_size") if isinstance(zero, dict) and zero.get("stage") in (1, 2) else None
+    return int(found) if isinstance(found, (int, float)) and not isinstance(found, bool) and found >= 1 else None
 
 
 def _deepspeed_parallel(request: Request, cwd: Path) -> str:

@@ -9,7 +9,18 @@ from pathlib import Path
 from swift_autobatch import checkpoints, schedule
 from swift_autobatch.candidates import Family, Space
 from swift_autobatch.records import Candidate, DataFacts, Facts, Parallel, Prediction, Request, RunnerUp
-from swift_autobatch.search import SAME_SPEED, Costs, Order, Scored, batch_excess, best, gives, nearest, shortage
+from swift_autobatch.search import (
+    OFFLOAD_BUYS,
+    SAME_SPEED,
+    Costs,
+    Order,
+    Scored,
+    batch_excess,
+    best,
+    gives,
+    nearest,
+    shortage,
+)
 from swift_autobatch.units import show_gib, show_seconds
 
 _RUNNERS_UP = 8
@@ -85,6 +96,9 @@ def why_not(pair: Scored, chosen: Scored, request: Request) -> str:
     if candidate.weights_rank > winner.weights_rank and request.prefer.value not in ("speed", "memory"):
         what = "4-bit" if candidate.quant != "none" else "weights streamed from the host"
         return f"{what} only when nothing better fits; {ratio:.2f} x the time"
+    if candidate.offload and not winner.offload and ratio <= 1 / SAME_SPEED:
+        gain = round((OFFLOAD_BUYS - 1) * 100)
+        return f"{ratio:.2f} x the time, but an offload that is not needed must save {gain} % to be worth its risks"
     if ratio <= SAME_SPEED:
         return (
             f"no faster (within 2 %), {show_gib(prediction.demand_bytes)} instead of "

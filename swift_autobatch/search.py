@@ -1,6 +1,6 @@
 """Finds the best candidate of a space without costing all of it, and exactly as if all of it had been costed.
 
-Three cuts, none of which can lose the answer:
+Four cuts, none of which can lose the answer:
 
 - The order of choice is lexicographic, and its first entries (what is given up, the asked batch, 16-bit before 4-bit)
   stand on the candidate alone. A tier of equal ones is looked at only when no better tier holds a plan that fits.
@@ -8,6 +8,7 @@ Three cuts, none of which can lose the answer:
   not fit ends it.
 - Weights, adapters and optimizer states do not depend on kernels, checkpointing or the micro batch: where they alone
   are over budget in one candidate, they are in every one that shares them.
+- Grouping rows by length saves time, never memory: what does not fit ungrouped does not fit grouped.
 
 :func:`brute_force` costs everything; a benchmark and a property test compare the two.
 """
@@ -27,6 +28,7 @@ from swift_autobatch.records import Candidate, Facts, Prediction, Request
 
 Scored = tuple[Candidate, Prediction]
 SAME_SPEED = 1.02  # within 2 % is the same speed: then the one with fewer moving parts and more memory to spare wins
+OFFLOAD_BUYS = 1.15  # an offload needs a compiler and host RAM: it must be this much faster than doing without
 _DEFAULT_OPTIM = "adamw_torch_fused"
 _STATES = frozenset({"weights", "adapters", "optimizer"})
 
@@ -93,7 +95,8 @@ def keeps_masters(candidate: Candidate) -> bool:
 def order_for(request: Request) -> Order:
     """The order of choice that a request asks for with ``--prefer``.
 
-    ``auto``: nothing that changes training, the asked batch, 16-bit before 4-bit before streamed weights, the fastest.
+    ``auto``: nothing that changes training, the asked batch, 16-bit before 4-bit before streamed weights, the fastest;
+    an offload counts as slower than it is by :data:`OFFLOAD_BUYS`, so that it comes where it is needed or pays.
     ``quality``: the same, and fp32 master weights before speed. ``speed``: the asked batch, then the fastest, whatever
     else gives. ``memory``: as auto with the least memory a card instead of the fastest, 4-bit and offload allowed.
     ``fewest-gpus`` is auto on the fewest cards that hold a plan (:mod:`planner` narrows the machine).
@@ -111,7 +114,7 @@ def order_for(request: Request) -> Order:
 
     def within(pair: Scored) -> tuple[Any, ...]:
         candidate, prediction = pair
-        pace = _bucket(prediction.epoch_s)
+        pace = _bucket(prediction.epoch_s * (OFFLOAD_BUYS if candidate.offload and prefer != "speed" else 1.0))
         first = (_bucket(float(prediction.demand_bytes)), pace) if prefer == "memory" else (pace, gives(candidate))
         return (
             *first,
@@ -219,6 +222,9 @@ def _fitting(members: Family, costs: Costs, floors: dict[tuple[Any, ...], int]) 
             continue
         if candidate not in costs.known and floors.get(states, 0) < 0:
             return
+        if candidate.group_by_length and _ungrouped_misses(candidate, costs):
+            ended.add(stretch)
+            continue
         prediction = costs.of(candidate)
         if states not in floors:
             floors[states] = prediction.budget_bytes - _floor(prediction)
@@ -226,6 +232,12 @@ def _fitting(members: Family, costs: Costs, floors: dict[tuple[Any, ...], int]) 
             yield candidate, prediction
         else:
             ended.add(stretch)
+
+
+def _ungrouped_misses(candidate: Candidate, costs: Costs) -> bool:
+    """Whether the same plan with rows in random order is known not to fit: the longest batch is the same in both."""
+    twin = costs.known.get(replace(candidate, group_by_length=False))
+    return twin is not None and not twin.fits
 
 
 def _states(candidate: Candidate) -> tuple[Any, ...]:
