@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,14 @@ from hypothesis import strategies as st
 from test_dataset import PAIR, model_facts, read, refused, write
 
 import swift_autobatch.facts
+from swift_autobatch.errors import InputError
 from swift_autobatch.facts import repeats
 from swift_autobatch.facts.codes import CODES, fix_for
 from swift_autobatch.facts.conversation import Conversation, Turn
+from swift_autobatch.facts.dataset import read_dataset
 from swift_autobatch.facts.repeats import Repeats
+from swift_autobatch.facts.shards import Limits
+from swift_autobatch.progress import Silent
 from swift_autobatch.records import Environment, ModelFacts
 
 A, B = '{"query": "a", "response": "b"}', '{"query": "c", "response": "d"}'
@@ -138,19 +144,45 @@ LATE: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
 }
 
 
+def late_rows(early: dict[str, Any], late: dict[str, Any]) -> list[dict[str, Any]]:
+    """112 rows that fill more than 10 MiB, and the one behind them."""
+    rows: list[dict[str, Any]] = [{"query": f"{n}", "response": "r", "pad": PAD, **early} for n in range(112)]
+    return [*rows, {"query": "last", "response": "r", "pad": "", **late}]
+
+
 @pytest.mark.parametrize("name", LATE)
 def test_what_the_first_10_mib_fix(tmp_path: Path, model: ModelFacts, env: Environment, name: str) -> None:
     early, late, words = LATE[name]
-    rows = [{"query": f"{n}", "response": "r", "pad": PAD, **early} for n in range(112)]
-    last = {"query": "last", "response": "r", "pad": "", **late}
-    path = write(tmp_path, "rows.jsonl", *rows, last)
+    rows = late_rows(early, late)
+    path = write(tmp_path, "rows.jsonl", *rows)
     if words is None:
         assert read(path, model, env).kept == 113
         return
     error = refused(path, model, env)
     assert words in error.what
     assert error.where == f"{path}:113"
-    assert read(write(tmp_path, "small.jsonl", rows[0], last), model, env).kept == 2, "in a small file anything goes"
+    assert read(write(tmp_path, "small.jsonl", rows[0], rows[-1]), model, env).kept == 2, "small: anything goes"
+
+
+@pytest.mark.parametrize("name", ["a new column", "a fraction after whole numbers", "a column less"])
+def test_a_file_read_in_parts_is_judged_the_same(tmp_path: Path, env: Environment, name: str) -> None:
+    early, late, words = LATE[name]
+    path = write(tmp_path, "rows.jsonl", *late_rows(early, late))
+    limits = Limits(parallel_bytes=1, part_bytes=4 << 20)
+    try:
+        data = read_dataset(
+            (path,),
+            model_facts(None),
+            replace(env, interpreter=sys.executable),
+            system=None,
+            progress=Silent(),
+            limits=limits,
+        )
+        assert (words, data.kept) == (None, 113)
+    except InputError as error:
+        assert words is not None
+        assert words in error.what
+        assert error.where == f"{path}:113"
 
 
 def test_parts_of_a_folder_share_the_columns_of_the_first(tmp_path: Path, model: ModelFacts, env: Environment) -> None:

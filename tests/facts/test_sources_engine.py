@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from builders import environment
-from test_checks import LATE, PAD, STOPS, TOLD
+from test_checks import LATE, STOPS, TOLD, late_rows
 from test_dataset import model_facts
 from test_dataset_engine import engine
 from test_sources import FOLDERS
@@ -65,11 +65,7 @@ def files(folder: Path) -> list[str]:
         suffix = "json" if "list" in name else "jsonl"
         plain[f"stops {name}.{suffix}"] = content if isinstance(content, bytes) else content.encode()
     for name, (early, late, _) in LATE.items():
-        rows = [
-            *({"query": f"{n}", "response": "r", "pad": PAD, **early} for n in range(112)),
-            {"query": "q", "response": "r", "pad": "", **late},
-        ]
-        plain[f"late {name}.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        plain[f"late {name}.jsonl"] = "".join(json.dumps(row) + "\n" for row in late_rows(early, late)).encode()
     for name, written in plain.items():
         (folder / name.replace(" ", "_")).write_bytes(written)
     return sorted(path.name for path in folder.iterdir())
