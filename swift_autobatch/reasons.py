@@ -127,6 +127,7 @@ def notes(candidate: Candidate, prediction: Prediction, costs: Costs, request: R
         *_gave(candidate, prediction, costs, request),
         *_of_the_data(facts.data, facts),
         *checkpoints.notes(candidate, facts, request),
+        *_of_few_rows(facts.data, candidate),
         *((f"the checkpoint is already quantised ({facts.model.quantised})",) if facts.model.quantised else ()),
     )
 
@@ -219,6 +220,18 @@ def _bucket_words(candidate: Candidate, prediction: Prediction, costs: Costs) ->
     preset = costs.of(replace(candidate, bucket_elements=None))
     freed = max(0, preset.demand_bytes - prediction.demand_bytes)
     return f"reduce buckets of {candidate.bucket_elements:,} elements: {show_gib(freed)} a card less than the preset's"
+
+
+def _of_few_rows(data: DataFacts, candidate: Candidate) -> Iterator[str]:
+    """What a very small dataset means for this candidate."""
+    together = candidate.dp * candidate.micro_batch
+    if data.kept == 1:
+        yield "the dataset is a single row: it will be learned by heart, and nothing else"
+    elif data.kept < together:
+        yield (
+            f"{data.kept} rows are fewer than one batch of {candidate.dp} x {candidate.micro_batch} rows: "
+            "steps are smaller than planned; add rows or lower --per_device_train_batch_size"
+        )
 
 
 def _of_the_data(data: DataFacts, facts: Facts) -> Iterator[str]:

@@ -47,7 +47,11 @@ _ENGINE_ROWS = [
         "--model ID|FOLDER",
         "A model id, or a local folder with config.json. Default: Qwen/Qwen2.5-7B-Instruct on a GPU.",
     ),
-    ("--dataset FILE...", "One or more .json, .jsonl or .csv files. Default: the built-in self-cognition rows."),
+    (
+        "--dataset DATA...",
+        "Files (.jsonl .json .csv .parquet .arrow .txt), folders, cached hub ids; DATA#500 draws 500 rows. "
+        "Default: the built-in self-cognition rows.",
+    ),
     ("--FLAG VALUE...", "Any flag of `swift sft` (ms-swift 4.6)."),
 ]
 

@@ -165,3 +165,13 @@ def test_report(report: str, desk: Desk) -> None:
 
 def test_every_report_has_its_case() -> None:
     assert set(CASES) == set(REPORTS) == {"BR-09", "BR-10", "BR-11", "BR-15", "BR-17"}
+
+
+def test_few_rows_are_said(desk: Desk) -> None:
+    rows = [{"query": f"question {n}", "response": "yes"} for n in range(3)]
+    path = desk.file("few.jsonl", *rows)
+    notes = desk.plan(path, "--per_device_train_batch_size", "8").notes
+    assert any("3 rows are fewer than one batch of 1 x 8 rows" in note for note in notes)
+    single = desk.plan(desk.file("one.jsonl", rows[0]), "--per_device_train_batch_size", "1").notes
+    assert any("a single row" in note for note in single)
+    assert not any("rows are fewer" in note for note in desk.plan(path, "--per_device_train_batch_size", "2").notes)
