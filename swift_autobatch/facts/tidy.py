@@ -119,7 +119,7 @@ def _other_form(why: RowError, row: Any, shape: Shape) -> tuple[Any, Shape, str]
         return None
     if why.code == "mixed-schema":
         own = shape_of(name for name, value in row.items() if value not in (None, "", []))
-        return (row, own, "written as messages") if own else None
+        return (_textual(row, own), own, "written as messages") if own else None
     if why.code == "not-text":
         return _textual(row, shape), shape, "written as text"
     if why.code == "unknown-role":

@@ -81,6 +81,7 @@ def test_several_forms_become_one(tmp_path: Path, env: Environment) -> None:
         json.loads(talk(U, R)),
         {"instruction": "i", "input": "", "output": "o"},
         {"query": "c", "response": "d", "system": "S"},
+        {"query": "1+1", "response": 2},
     ]
     done, copy, changes = clean(env, write(tmp_path, "rows.jsonl", *rows))
     assert done.rewritten
@@ -93,8 +94,9 @@ def test_several_forms_become_one(tmp_path: Path, env: Environment) -> None:
                 *json.loads(talk(("user", "c"), ("assistant", "d")))["messages"],
             ]
         },
+        json.loads(talk(("user", "1+1"), ("assistant", "2"))),
     ]
-    assert changes == [(2, "mixed-schema", "mended"), (3, "mixed-schema", "mended")]
+    assert changes == [(line, "mixed-schema", "mended") for line in (2, 3, 4)]
 
 
 def test_numbers_and_roles_are_spelled_as_meant(tmp_path: Path, env: Environment) -> None:
