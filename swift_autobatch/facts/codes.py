@@ -94,6 +94,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "NaN or Infinity, which JSON does not have, is read as null", "write null or a number", repairs=True
         ),
         "ambiguous-columns": _warns("several columns mean the same thing, so that the engine uses none", "rename one"),
+        "own-code": _warns("the engine reads this set with code of its own, not read here", "watch the dry run"),
         "sampled": _warns("only some rows are trained", "leave '#N' away to train all"),
         "no-assistant-turn": _warns(
             "no answer to learn from: every label is masked", "add one, or delete the row", repairs=True

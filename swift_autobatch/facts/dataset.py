@@ -126,6 +126,10 @@ class _Reading:
         columns: tuple[str, ...] | None = None
         schema = Schema()
         self._draw.begin()
+        if source.own_code:
+            said = f"ms-swift reads {source.path.name} with code of its own: rows and lengths are an assumption"
+            self._survey.problems.add("own-code", str(source.files[0]), 1, said, drops_row=False)
+            self._survey.plain = False
         shape, times = self._draw_from(source) if self._exactly(source) else (None, None)
         for file in source.files:
             rows = source.rows(file, self._hash.update, schema)

@@ -18,6 +18,7 @@ from swift_autobatch.errors import InputError
 from swift_autobatch.facts.conversation import RowError
 from swift_autobatch.facts.folder import train_files
 from swift_autobatch.facts.hub_cache import cached_dataset, chosen_hub
+from swift_autobatch.facts.known_sets import known
 from swift_autobatch.facts.lines import Fault, Update
 from swift_autobatch.facts.persona import OWN, Persona, persona_for
 from swift_autobatch.facts.rows import FOLDER_SUFFIXES, SUFFIXES, read_rows
@@ -43,7 +44,8 @@ class Source:
     files: tuple[Path, ...]
     sample: int | None = None
     persona: Persona | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)  # --columns: name in the file -> the engine's name
+    columns: Mapping[str, str] = field(default_factory=dict)  # renamed: name in the file -> the engine's name
+    own_code: bool = False  # the engine reads this set with code of its own: the rows here are its rows by assumption
 
     def rows(self, file: Path, update: Update, schema: Schema) -> Iterator[tuple[int, Any]]:
         """Yields (line, row or Fault) of one of the files, each row as the engine hands it to its reading.
@@ -96,7 +98,9 @@ def resolve(spelled: str, env: Environment, pins: Pins | None = None) -> Source:
         if path.is_file():
             return Source(name=str(path), path=path, files=(_readable(path),), sample=parts.sample, columns=columns)
         found = _folder(parts, str(path), path, pins) if path.is_dir() else _cached(parts, spelled, env, pins)
-        return replace(found or _missing(parts, path), columns=columns)
+        source = found or _missing(parts, path)
+        about = known(source.name.partition(":")[0] if path.is_dir() else parts.name)
+        return replace(source, columns={**about.columns, **columns}, own_code=about.own_code and source.persona is None)
     except OSError as error:  # a name too long, a folder that may not be searched
         raise InputError(
             f"cannot look for the dataset: {error.strerror or error}",

@@ -206,3 +206,15 @@ def test_names_go_into_the_engines_own_self_cognition_set(tmp_path: Path, model:
         "<think>\n\n</think>\n\nI am Ann by Bo",
         "<think>\n\n</think>\n\n我是小名",
     }
+
+
+def test_what_the_engine_knows_by_a_name(tmp_path: Path, model: ModelFacts, env: Environment) -> None:
+    rows = {"instruction": "a", "input": "left out", "output": "b"}
+    for name in ("MathInstruct", "mine", "alpaca-gpt4-data-zh"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, "a.jsonl", rows, {**rows, "output": "c"})
+    renamed = read("MathInstruct", model, env)
+    assert renamed.costliest[0].record == {"query": "a", "input": "left out", "response": "b"}
+    assert renamed.max_tokens < read("mine", model, env).max_tokens, "there the input belongs to the question"
+    own = read("alpaca-gpt4-data-zh", model, env)
+    assert [problem.code for problem in own.problems] == ["own-code"]

@@ -125,6 +125,10 @@ def test_what_we_keep_is_what_the_engine_keeps(tmp_path: Path) -> None:
     )
     for shuffle in (False, True):
         jobs += [{"file": f"{rows}#{n}", "load": {"shuffle": shuffle}, **base} for n in (1, 3, 7, 9, 17)]
+    named = tmp_path / "MathInstruct"
+    named.mkdir()
+    (named / "a.jsonl").write_text(json.dumps({"instruction": "a", "input": "left out", "output": "b"}))
+    jobs.append({"file": str(named), **base})
     jobs.append({"file": [f"{rows}#3", f"{tmp_path}/files/rows.parquet#12"], "load": {"shuffle": True}, **base})
     differ: list[str] = []
     for job, theirs in zip(jobs, engine(model, jobs, tmp_path), strict=True):
