@@ -297,6 +297,7 @@ class Chip:
     capability: tuple[int, int] | None = None
     matmul: float
     attention: float
+    l2_mib: float
     source: str
 
 

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 
 from swift_autobatch import tables
 from swift_autobatch.records import Gpu, Machine
-from swift_autobatch.units import GB
+from swift_autobatch.units import GB, MIB
 
 UNKNOWN_TFLOPS = 100.0
 UNKNOWN_GB_S = 800.0
@@ -24,6 +24,7 @@ class Rates:
     wave_outputs: float
     attention_half_tokens: float
     traffic_efficiency: float
+    cache_speedup: float
     kernel_s: float
     op_s: float
     backward_op_s: float
@@ -51,12 +52,13 @@ def rates(calibration: Mapping[str, float] | None) -> Rates:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One rank's device: dense 16-bit products and fused attention in FLOP/s, memory, host bus in bytes/s."""
+    """One rank's device: dense 16-bit products and fused attention in FLOP/s, memory and host bus in bytes/s."""
 
     matmul: float
     attention: float
     memory: float
     bus: float
+    cache: float  # bytes of the second-level cache
 
 
 @lru_cache(maxsize=256)
@@ -74,6 +76,7 @@ def gpu_device(gpus: tuple[Gpu, ...], bf16: bool, found: Rates) -> Device:
         attention=min(device.attention for device in devices),
         memory=min(device.memory for device in devices),
         bus=min(device.bus for device in devices),
+        cache=min(device.cache for device in devices),
     )
 
 
@@ -87,6 +90,7 @@ def _card(gpu: Gpu, bf16: bool, found: Rates) -> Device:
         attention=peak * chip.attention,
         memory=(gpu.bandwidth_gb_s or UNKNOWN_GB_S) * GB * found.traffic_efficiency,
         bus=(gpu.pcie_gb_s or UNKNOWN_PCIE_GB_S) * GB * found.link_efficiency,
+        cache=chip.l2_mib * MIB,
     )
 
 
@@ -94,7 +98,7 @@ def cpu_device(machine: Machine, ranks: int, bf16: bool, found: Rates) -> Device
     """One rank's share of the host; bf16 products are converted, because no bf16 units are assumed."""
     rate = machine.host.gflops * 1e9 * found.cpu_gemm_efficiency * (0.5 if bf16 else 1.0) / ranks
     memory = machine.host.memory_gb_s * GB * found.traffic_efficiency / ranks
-    return Device(matmul=rate, attention=rate, memory=memory, bus=memory)
+    return Device(matmul=rate, attention=rate, memory=memory, bus=memory, cache=0.0)
 
 
 def link(machine: Machine, on_cpu: bool, ranks: int, found: Rates) -> float:

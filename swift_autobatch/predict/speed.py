@@ -102,7 +102,7 @@ def step(job: Job) -> Speed:
     layers = job.shape.layers / products.stages(job)
     moved = traffic.count(job, batch.tokens, batch.kept, batch.span, found.again, layers)
     starts = 0.0 if on_cpu else (moved.forward_operations + moved.backward_operations) * job.rates.kernel_s
-    elementwise = moved.bytes / device.memory + starts
+    elementwise = traffic.seconds(moved, job, batch.tokens, device) + starts
     dequantise = _dequantise(job, found, device)
     busy = matmul + attention + elementwise + dequantise
     launch = _launch(job, moved, found, layers)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from swift_autobatch.predict import activations
 from swift_autobatch.predict.activations import Units
 from swift_autobatch.predict.job import Job
+from swift_autobatch.predict.rates import Device
 from swift_autobatch.records import ModelFacts
 
 
@@ -129,7 +130,8 @@ def _measure(job: Job, units: Units) -> float:
 class Traffic:
     """Of one micro batch on one rank; ``operations`` are of one forward and backward, checkpointing included."""
 
-    bytes: float
+    layers: float  # bytes of the decoder layers
+    streamed: float  # bytes of tensors that no cache holds: logits, weights, scores
     forward_operations: float
     backward_operations: float
 
@@ -157,18 +159,29 @@ def count(job: Job, tokens: float, kept: float, span: float, again: float, layer
     forward, operations = forward + more, operations + launched
     more, launched = _experts(job)
     forward, backward, operations = forward + more, backward + more, operations + launched
+    streamed = 0.0
     if job.effective.attention in _SCORES:
         heads = job.facts.model.heads / job.candidate.tp
         there, back = _SCORES[job.effective.attention]
-        forward, backward = forward + there * heads * span, backward + back * heads * span
+        streamed += layers * tokens * heads * span * (there * (1 + again) + back)
     total = layers * tokens * (forward * (1 + again) + backward)
-    total += _LOSS[job.effective.loss] * kept * job.shape.vocab / job.candidate.tp
-    total += _weights(job, again)
+    streamed += _LOSS[job.effective.loss] * kept * job.shape.vocab / job.candidate.tp
+    streamed += _weights(job, again)
     if job.engine.rebuilt:
         rebuilt = job.engine.rebuilt * _REBUILT_BYTES * widths(job.facts.model, job.engine.targets).weights
-        total += layers * rebuilt * (2 + again)
+        streamed += layers * rebuilt * (2 + again)
     forwards = operations * layers + _ENDS_OPERATIONS
-    return Traffic(total, forwards * (1 + again) + _tower(job), forwards * _BACKWARD_KERNELS)
+    return Traffic(total, streamed, forwards * (1 + again) + _tower(job), forwards * _BACKWARD_KERNELS)
+
+
+def seconds(moved: Traffic, job: Job, tokens: float, device: Device) -> float:
+    """Seconds of the elementwise kernels themselves: what one of them reads and writes may stay in the cache.
+
+    An operation reads and writes a hidden state in fp32, 8 bytes a token and hidden unit.
+    """
+    held = max(0.0, 1 - 8 * tokens * job.shape.h / device.cache) if device.cache else 0.0
+    faster = 1 + (job.rates.cache_speedup - 1) * held
+    return (moved.layers / faster + moved.streamed) / device.memory
 
 
 def _adapters(job: Job) -> tuple[float, float, float]:

@@ -211,6 +211,7 @@ def test_every_card_has_a_chip_with_shares_and_a_source() -> None:
     for row in tables.chips():
         assert 0 < row.attention < row.matmul < 1
         assert len(row.source) > 20
+        assert row.l2_mib > 0
     named = [card for row in tables.chips() for card in row.cards]
     assert len(named) == len(set(named))
     for gpu in tables.gpus().values():
@@ -240,3 +241,18 @@ def test_counted_images_cost_the_tower_and_uncounted_ones_are_said(tmp_path: Pat
     unseen = predict(replace(facts, data=replace(facts.data, media_rows=64)), candidate)
     assert any("images" in note for note in unseen.assumptions)
     assert unseen.step_s == plain.step_s
+
+
+def test_small_tensors_stay_in_the_cache(tmp_path: Path) -> None:
+    """A100 holds 40 MiB: 256 rows of a hidden state fit, 8192 do not; RTX 3090's 6 MiB hold neither."""
+    gained = {}
+    for card in ("1xA100-80G", "1x3090"):
+        per_token = []
+        for tokens in (256, 8192):
+            facts = builders.facts(tmp_path, card, lengths=(tokens,) * 64)
+            candidate = builders.candidate(max_tokens=tokens, max_length=8192)
+            found = predict(facts, candidate, {"kernel_s": 0.0})  # starts weigh more on few tokens
+            per_token.append(terms(found)["elementwise"] / tokens)
+        gained[card] = per_token[1] / per_token[0]
+    assert gained["1x3090"] == pytest.approx(1.0, abs=0.02)
+    assert gained["1xA100-80G"] > 1.5
