@@ -100,9 +100,11 @@ def step(job: Job) -> Speed:
     matmul += products.rotations(job, found, device) + products.tower(job, batch.rows, device)
     attention = products.attention(job, batch.tokens, batch.span, found, device)
     layers = job.shape.layers / products.stages(job)
-    moved = traffic.count(job, batch.tokens, batch.kept, batch.span, found.again, layers)
+    moved = traffic.count(
+        job, device, tokens=batch.tokens, kept=batch.kept, span=batch.span, again=found.again, layers=layers
+    )
     starts = 0.0 if on_cpu else (moved.forward_operations + moved.backward_operations) * job.rates.kernel_s
-    elementwise = traffic.seconds(moved, job, batch.tokens, device) + starts
+    elementwise = moved.bytes / device.memory + starts
     dequantise = _dequantise(job, found, device)
     busy = matmul + attention + elementwise + dequantise
     launch = _launch(job, moved, found, layers)

@@ -90,8 +90,10 @@ class Widths:
     """Sums over the adapted (or quantised) linears of one layer."""
 
     count: int
-    inputs: int
+    inputs: int  # about as wide as the hidden state
     outputs: int
+    wide_inputs: int  # wider by half or more: the MLP's
+    wide_outputs: int
     weights: int
 
 
@@ -99,7 +101,15 @@ class Widths:
 def widths(model: ModelFacts, targets: tuple[str, ...] | None) -> Widths:
     """Widths of the linears that ``targets`` name; None is all of them."""
     found = [(a, b) for name, a, b in model.linears if targets is None or name in targets]
-    return Widths(len(found), sum(a for a, _ in found), sum(b for _, b in found), sum(a * b for a, b in found))
+    broad = 1.5 * model.hidden
+    return Widths(
+        count=len(found),
+        inputs=sum(a for a, _ in found if a < broad),
+        outputs=sum(b for _, b in found if b < broad),
+        wide_inputs=sum(a for a, _ in found if a >= broad),
+        wide_outputs=sum(b for _, b in found if b >= broad),
+        weights=sum(a * b for a, b in found),
+    )
 
 
 def _layer(job: Job) -> _Layer:
@@ -117,49 +127,67 @@ def _adapter(job: Job) -> _Adapter:
     return _ADAPTERS[kind, job.candidate.lora_dropout > 0]
 
 
-def _measure(job: Job, units: Units) -> float:
-    """Bytes per token of one layer on one rank."""
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a byte costs against one from memory, by the width of its tensor: what a kernel reads and writes may stay in
+    the second-level cache. An operation reads and writes its tensor in fp32, 8 bytes a token and unit of width."""
+
+    narrow: float  # tensors as wide as the hidden state
+    wide: float  # tensors of the MLP's width
+
+
+def _held(job: Job, tokens: float, device: Device) -> _Held:
+    def cost(width: float) -> float:
+        share = max(0.0, 1 - 8 * tokens * width / device.cache) if device.cache else 0.0
+        return 1 / (1 + (job.rates.cache_speedup - 1) * share)
+
+    return _Held(cost(job.shape.h), cost(job.shape.i / job.candidate.tp))
+
+
+def _measure(job: Job, units: Units, held: _Held) -> float:
+    """Bytes per token of one layer on one rank, as if all came from memory."""
     shape, tp = job.shape, job.candidate.tp
     h, q, k, i = units
-    wide = 2 if job.effective.precision == "fp32" else 1
+    each = 2 if job.effective.precision == "fp32" else 1
     hidden = h * shape.h / (tp if job.candidate.parallel == "megatron" else 1)
-    return wide * (hidden + (q * shape.q + k * shape.k + i * shape.i) / tp)
+    narrow = hidden + (q * shape.q + k * shape.k) / tp
+    return each * (held.narrow * narrow + held.wide * i * shape.i / tp)
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Of one micro batch on one rank; ``operations`` are of one forward and backward, checkpointing included."""
 
-    layers: float  # bytes of the decoder layers
-    streamed: float  # bytes of tensors that no cache holds: logits, weights, scores
+    bytes: float  # what the cache serves counts for less
     forward_operations: float
     backward_operations: float
 
 
-def count(job: Job, tokens: float, kept: float, span: float, again: float, layers: float) -> Traffic:
+def count(job: Job, device: Device, *, tokens: float, kept: float, span: float, again: float, layers: float) -> Traffic:
     """Counts the elementwise work of one micro batch.
 
     Args:
         job: the job.
+        device: whose second-level cache may hold what a kernel touches.
         tokens: of the micro batch on one rank.
         kept: rows of it that reach the vocabulary projection.
         span: tokens of a row that attention sees.
         again: forwards of the layers that checkpointing repeats, 0 or 1.
         layers: decoder layers of one rank.
     """
-    layer, full = _layer(job), job.candidate.tuner == "full"
-    forward, backward = _measure(job, layer.forward), _measure(job, layer.backward)
+    layer, full, held = _layer(job), job.candidate.tuner == "full", _held(job, tokens, device)
+    forward, backward = _measure(job, layer.forward, held), _measure(job, layer.backward, held)
     operations = float(layer.operations) + _ATTENTION_OPERATIONS.get(job.effective.attention, 0)
     if full:
-        backward += _measure(job, _NORM_GRADIENTS)
+        backward += _measure(job, _NORM_GRADIENTS, held)
     else:
-        more, less, launched = _adapters(job)
+        more, less, launched = _adapters(job, held)
         forward, backward, operations = forward + more, backward + less, operations + launched
     more, launched = _quantised(job)
     forward, operations = forward + more, operations + launched
     more, launched = _experts(job)
     forward, backward, operations = forward + more, backward + more, operations + launched
-    streamed = 0.0
+    streamed = 0.0  # tensors that no cache holds: logits, weights, scores
     if job.effective.attention in _SCORES:
         heads = job.facts.model.heads / job.candidate.tp
         there, back = _SCORES[job.effective.attention]
@@ -171,26 +199,18 @@ def count(job: Job, tokens: float, kept: float, span: float, again: float, layer
         rebuilt = job.engine.rebuilt * _REBUILT_BYTES * widths(job.facts.model, job.engine.targets).weights
         streamed += layers * rebuilt * (2 + again)
     forwards = operations * layers + _ENDS_OPERATIONS
-    return Traffic(total, streamed, forwards * (1 + again) + _tower(job), forwards * _BACKWARD_KERNELS)
+    return Traffic(total + streamed, forwards * (1 + again) + _tower(job), forwards * _BACKWARD_KERNELS)
 
 
-def seconds(moved: Traffic, job: Job, tokens: float, device: Device) -> float:
-    """Seconds of the elementwise kernels themselves: what one of them reads and writes may stay in the cache.
-
-    An operation reads and writes a hidden state in fp32, 8 bytes a token and hidden unit.
-    """
-    held = max(0.0, 1 - 8 * tokens * job.shape.h / device.cache) if device.cache else 0.0
-    faster = 1 + (job.rates.cache_speedup - 1) * held
-    return (moved.layers / faster + moved.streamed) / device.memory
-
-
-def _adapters(job: Job) -> tuple[float, float, float]:
+def _adapters(job: Job, held: _Held) -> tuple[float, float, float]:
     """(forward, backward) bytes per token and operations that the adapters of one layer add."""
     if job.engine.bare_adapters:
         return 0.0, 0.0, 0.0
     reached, kind, tp = widths(job.facts.model, job.engine.targets), _adapter(job), job.candidate.tp
-    forward = kind.forward[0] * reached.inputs + kind.forward[1] * reached.outputs
-    backward = kind.backward[0] * reached.inputs + kind.backward[1] * reached.outputs
+    inputs = held.narrow * reached.inputs + held.wide * reached.wide_inputs
+    outputs = held.narrow * reached.outputs + held.wide * reached.wide_outputs
+    forward = kind.forward[0] * inputs + kind.forward[1] * outputs
+    backward = kind.backward[0] * inputs + kind.backward[1] * outputs
     return forward / tp, backward / tp, float(kind.operations * reached.count)
 
 
@@ -200,7 +220,8 @@ def _quantised(job: Job) -> tuple[float, float]:
         return 0.0, 0.0
     every = widths(job.facts.model, None)
     if job.candidate.quant == "int8":
-        more = _INT8_BYTES[0] * every.inputs + _INT8_BYTES[1] * every.outputs
+        more = _INT8_BYTES[0] * (every.inputs + every.wide_inputs)
+        more += _INT8_BYTES[1] * (every.outputs + every.wide_outputs)
         return float(more), float(_INT8_OPERATIONS * every.count)
     return 0.0, float(_NF4_OPERATIONS * every.count)
 

@@ -255,4 +255,4 @@ def test_small_tensors_stay_in_the_cache(tmp_path: Path) -> None:
             per_token.append(terms(found)["elementwise"] / tokens)
         gained[card] = per_token[1] / per_token[0]
     assert gained["1x3090"] == pytest.approx(1.0, abs=0.02)
-    assert gained["1xA100-80G"] > 1.5
+    assert gained["1xA100-80G"] > 1.3
