@@ -238,12 +238,14 @@ def _with_pins(decided: dict[str, Sourced[Value]], request: Request, root: str, 
 def environment(candidate: Candidate, facts: Facts) -> Mapping[str, Sourced[str]]:
     """The environment of the engine, in order. ``${X:-y}`` means: the caller's X, else y."""
     machine = facts.machine
-    env: dict[str, Sourced[str]] = {
-        # One process per visible device, exactly: anything else is silent model parallelism or an error.
-        "NPROC_PER_NODE": Sourced(value=str(candidate.world), source="one process per visible device"),
-        "MASTER_PORT": Sourced(value="${MASTER_PORT:-free}", source="29500 clashes; chosen at launch"),
-        "AUTOSWIFT_TELEMETRY_DIR": Sourced(value=OWN, source="telemetry"),
-    }
+    env: dict[str, Sourced[str]] = {}
+    # One process per visible device, exactly: anything else is silent model parallelism or an error. A single CPU
+    # process starts without torchrun: under it accelerate wraps the model in DDP, which keeps all gradients twice
+    # (accelerate/state.py, `_prepare_backend`: MULTI_CPU for any LOCAL_RANK; on cards one process is not wrapped).
+    if candidate.device == "gpu" or candidate.world > 1 or candidate.uses_deepspeed:
+        env["NPROC_PER_NODE"] = Sourced(value=str(candidate.world), source="one process per visible device")
+        env["MASTER_PORT"] = Sourced(value="${MASTER_PORT:-free}", source="29500 clashes; chosen at launch")
+    env["AUTOSWIFT_TELEMETRY_DIR"] = Sourced(value=OWN, source="telemetry")
     if candidate.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = Sourced(value="", source="CPU run")
         env["OMP_WAIT_POLICY"] = Sourced(

@@ -139,7 +139,7 @@ def test_as_many_devices_as_processes(tmp_path: Path, visible: str | None, world
 
 def test_what_was_started_is_kept(tmp_path: Path) -> None:
     """``true`` stands in for an interpreter without the engine: it starts, says nothing and ends."""
-    plan = jobs.plan(tmp_path)
+    plan = jobs.plan(tmp_path, world=2, parallel="ddp")
     from swift_autobatch import render
 
     env = replace(jobs.environment(tmp_path), interpreter="/bin/true")

@@ -26,6 +26,7 @@ def script(plan: Plan, argv: Sequence[str], env: Mapping[str, str]) -> str:
         "export RUN ROOT",
         *_must_exist(argv),
         "",
+        *(() if "NPROC_PER_NODE" in env else ("unset NPROC_PER_NODE NNODES  # one process, without torchrun",)),
         *(f"export {name}={_value(name, value)}" for name, value in env.items()),
         "",
         'cd "$ROOT"',

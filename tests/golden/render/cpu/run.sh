@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Qwen/Qwen2.5-0.5B-Instruct: lora, strategy cpu, for 1xcpu-ram16.
-# Effective batch 16 = 1 a device x 1 ranks x 16 accumulation. Plan a9a67676.
+# Effective batch 16 = 1 a device x 1 ranks x 16 accumulation. Plan 13c03d8e.
 # Written by autoswift; needs ms-swift 4.6 only. Start it in the project folder, or set ROOT.
 set -euo pipefail
 RUN="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -8,8 +8,7 @@ ROOT="${ROOT:-$PWD}"
 export RUN ROOT
 [ -e "$ROOT"/rows.jsonl ] || { echo "$ROOT/rows.jsonl is not there: start this in the project folder" >&2; exit 2; }
 
-export NPROC_PER_NODE=1
-export MASTER_PORT="${MASTER_PORT:-$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')}"
+unset NPROC_PER_NODE NNODES  # one process, without torchrun
 export AUTOSWIFT_TELEMETRY_DIR="$RUN"/autoswift
 export CUDA_VISIBLE_DEVICES=''
 export OMP_WAIT_POLICY=PASSIVE
