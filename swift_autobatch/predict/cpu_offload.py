@@ -57,15 +57,16 @@ def _zero2(job: Job) -> Mapping[Phase, list[Instant]]:
         *term("buffers", mine * (4 + wide) + 2 * largest, "fp32 gradients, staging of updates, two largest tensors"),
         *term("optimizer", 4 * mine, "fp32 masters of one shard"),
     )
-    grown = (*early[:-1], *term("optimizer", 12 * mine, "fp32 masters and Adam states of one shard"))
-    accumulated = term("gradients", mine * wide, "accumulated") if job.candidate.accumulation > 1 else ()
+    accumulated = term("copies", mine * wide, "accumulated gradients") if job.candidate.accumulation > 1 else ()
+    adam = term("optimizer", 12 * mine, "fp32 masters and Adam states of one shard")
+    grown = (*early[:-1], *adam, *accumulated)  # made once, in the first step, and kept
     bucket = term("buckets", 2 * min(buffers.BUCKET, job.trainable) * wide, "the reduce bucket and its flattened copy")
     gathered = term("gathered weights", trained, "all-gather of updated weights") if _spread(job) else ()
     steps = {
-        name: [(*static, *accumulated, *bucket, *passing) for passing in _passing(job)]
-        for name, static in (("first", early), ("steady", grown))
+        name: [(*static, *bucket, *passing) for passing in _passing(job)]
+        for name, static in (("first", (*early, *accumulated)), ("steady", grown))
     }
-    update = (*grown, *accumulated, *gathered)
+    update = (*grown, *gathered)
     return {
         "load": [early],
         "first_step": [*steps["first"], update],
@@ -82,7 +83,7 @@ def _zero2(job: Job) -> Mapping[Phase, list[Instant]]:
 
 
 def _zero3(job: Job) -> Mapping[Phase, list[Instant]]:
-    """One shard of everything, and the gathered weights of all layers: up to ``max_live`` parameters stay.
+    """One shard of everything, and gathered weights, of which as many stay as the reuse distance reaches.
 
     While the engine starts, each trainable partition is copied to a flat buffer, masters are cast and cloned, and a
     gradient buffer for the largest sub-group exists once more than later.
@@ -100,7 +101,8 @@ def _zero3(job: Job) -> Mapping[Phase, list[Instant]]:
     passed = term("heap", heap, "freed blocks of weights that passed through")
     settled = term("heap", job.constants.cpu_heap_layers * heap, "freed blocks of gathered weights")
     moved = term("copies", _heap_share(job) * mine * wide, "partitions that were copied to the flat buffer")
-    live = term("gathered weights", buffers.layer(job), "weights of all layers made whole")
+    whole = min(buffers.REUSE, job.shape.total) * job.weight_bytes_each
+    live = term("gathered weights", whole, "weights that are used again within the reuse distance, made whole")
     steady = [(*kept, *buffer, *adam, *settled, *live, *passing) for passing in _passing(job)]
     first = [(*kept, *buffer, *masters, *live, *passing) for passing in _passing(job)]
     read = (
