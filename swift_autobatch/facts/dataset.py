@@ -22,9 +22,10 @@ from swift_autobatch.facts.schema import LOADER_CHUNK_BYTES, Schema, learn
 from swift_autobatch.facts.shards import Limits
 from swift_autobatch.facts.spelling import Pins, Source, resolve
 from swift_autobatch.facts.survey import Reader, Survey
-from swift_autobatch.facts.tokens import counter_for
+from swift_autobatch.facts.tokens import Counter, counter_for, counter_of, tokenizer_file
 from swift_autobatch.progress import Progress, bar
 from swift_autobatch.records import DataFacts, Environment, ModelFacts
+from swift_autobatch.workers import Workers
 
 LIMITS = Limits()
 _BATCH = 512  # rows tokenized together; also the rows whose columns decide how a file is read
@@ -65,7 +66,7 @@ def read_dataset(
     sources = [resolve(path, env, pins) for path in paths or (str(default_dataset()),)]
     prompt = _system_text(system, env)
     size = sum(file.stat().st_size for source in sources for file in source.files)
-    counter = counter_for(model, cache_dir=Path(env.cache_dir), quick=size >= limits.parallel_bytes)
+    counter = _quick_counter(model, env) if size >= limits.parallel_bytes else counter_for(model)
     media = media_for(model, env, pins or {})
     reader = Reader(model=model, counter=counter, system=prompt, cut_at=_cut_at(pins or {}), media=media)
     with ExitStack() as stack:
@@ -83,6 +84,20 @@ def _cut_at(pins: Pins) -> int | None:
     if length is None or strategy is None or strategy.value != "right" or not str(length.value).isdigit():
         return None
     return int(length.value)
+
+
+def _quick_counter(model: ModelFacts, env: Environment) -> Counter:
+    """The counter for large data. Raises InputError as :func:`counter_for` does."""
+    file, cache = tokenizer_file(model), Path(env.cache_dir)
+    if file is None:
+        return counter_for(model)
+    module = "swift_autobatch.facts.tokenizer_worker"
+    with Workers(module, None, count=1, interpreter=env.interpreter, variables=env.variables) as workers:
+        try:
+            ((_, spec),) = workers.map([(file, model, cache)])
+        except RuntimeError:
+            return counter_for(model)  # says what is wrong with the file
+    return counter_of(spec, cache)
 
 
 def _system_text(system: str | None, env: Environment) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -70,11 +70,8 @@ class Spec:
         return str(self.file) if self.exact else f"{self.file}, chat template assumed"
 
 
-def counter_for(model: ModelFacts, *, cache_dir: Path | None = None, quick: bool = False) -> Counter:
+def counter_for(model: ModelFacts) -> Counter:
     """The best counter for a model.
-
-    Args:
-        quick: much is to be counted: prove once (seconds, kept below ``cache_dir``) that tiktoken may do it.
 
     Returns:
         An exact one when tokenizer.json is at hand and the template is known; one that counts the text exactly and
@@ -83,27 +80,48 @@ def counter_for(model: ModelFacts, *, cache_dir: Path | None = None, quick: bool
     Raises:
         InputError: tokenizer.json is there and cannot be read.
     """
-    known = TEMPLATES.get(model.swift_template or "")
-    template = dated(known or TEMPLATES["chatml"])
-    file = Path(model.tokenizer_path) / "tokenizer.json" if model.tokenizer_path else None
-    if file is None or not file.is_file():
-        return Assumed(template)
+    file = tokenizer_file(model)
+    if file is None:
+        return assumed_counter(model)
     tokenizer = _load(file)
-    spec = _spec(file, tokenizer, template, known=known is not None)
-    return Counted(spec, quick_for(file, lambda: tokenizer, cache_dir) if quick else None, tokenizer)
+    return Counted(_spec(file, tokenizer, model), tokenizer=tokenizer)
+
+
+def tokenizer_file(model: ModelFacts) -> Path | None:
+    """The model's tokenizer.json; None where it is not at hand."""
+    file = Path(model.tokenizer_path) / "tokenizer.json" if model.tokenizer_path else None
+    return file if file is not None and file.is_file() else None
+
+
+def prepare(file: Path, model: ModelFacts, cache_dir: Path) -> Spec:
+    """Reads a tokenizer once for all that will count with it, and proves, or not, that tiktoken may do it (seconds).
+
+    Raises:
+        InputError: tokenizer.json cannot be read.
+    """
+    tokenizer = _load(file)
+    quick_for(file, lambda: tokenizer, cache_dir)
+    return _spec(file, tokenizer, model)
 
 
 def assumed_counter(model: ModelFacts) -> Assumed:
     """The counter of a model whose tokenizer is not at hand."""
-    return Assumed(dated(TEMPLATES.get(model.swift_template or "") or TEMPLATES["chatml"]))
+    return Assumed(template_of(model))
+
+
+def template_of(model: ModelFacts) -> Template:
+    """The model's chat template; ChatML where it is not known."""
+    return dated(TEMPLATES.get(model.swift_template or "") or TEMPLATES["chatml"])
 
 
 def counter_of(spec: Spec, cache_dir: Path | None) -> Counter:
-    """The counter behind a spec, in another process; the tokenizer itself is loaded when a text needs it."""
-    return Counted(spec, quick_for(spec.file, lambda: _load(spec.file), cache_dir))
+    """The counter behind a spec, for large data; it loads what it counts with when it counts."""
+    return Counted(spec, quick=lambda: quick_for(spec.file, lambda: _load(spec.file), cache_dir))
 
 
-def _spec(file: Path, tokenizer: Tokenizer, template: Template, *, known: bool) -> Spec:
+def _spec(file: Path, tokenizer: Tokenizer, model: ModelFacts) -> Spec:
+    known = model.swift_template in TEMPLATES
+    template = template_of(model)
     eos_text, special = _markers(file, tokenizer)
     ending: list[int] = []
     for text in template.suffix:
@@ -157,13 +175,20 @@ def _widened(size_bytes: int) -> int:
 class Counted:
     """The model's tokenizer, through the ``tokenizers`` library (transformers' AutoTokenizer imports torch)."""
 
-    def __init__(self, spec: Spec, quick: Quick | None = None, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        quick: Callable[[], Quick | None] | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
         self.spec = spec
         self.template = spec.template
         self.eos_text = spec.eos_text
         self.exact = spec.exact
         self.name = spec.name
-        self._quick = quick
+        self._quick_loader = quick
+        self._quick: Quick | None = None
         self._tokenizer = tokenizer
 
     def count(self, rows: Sequence[tuple[Piece, ...]]) -> list[Count]:
@@ -191,6 +216,8 @@ class Counted:
         return counts
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
+        if self._quick_loader is not None:
+            self._quick, self._quick_loader = self._quick_loader(), None
         if self._quick is None:
             return self._slow_ids(texts)
         quick = self._quick
