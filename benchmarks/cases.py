@@ -108,9 +108,26 @@ def express(case: Case) -> tuple[Facts, Candidate, Engine]:
         Skip: the model's shape is unknown, or the job is one that the predictor does not know.
     """
     model, _ = model_of(case["model"], case["params_b"])
+    if case["group"].startswith("litgpt") and model.tied:
+        model = _untied(model)
     length = _length(case)
     candidate = _candidate(case, model, int(length))
     return Facts(machine=_machine(case, candidate), model=model, data=_rows(int(length))), candidate, profile(case)
+
+
+def _untied(model: ModelFacts) -> ModelFacts:
+    """A tied model as litgpt holds it, the embedding twice.
+
+    Source: litgpt scripts/convert_hf_checkpoint.py (lm_head from wte), model.py (a Linear of its own).
+    """
+    more = model.params_embedding
+    return replace(
+        model,
+        tied=False,
+        params_lm_head=more,
+        params_total=model.params_total + more,
+        params_active=model.params_active + more,
+    )
 
 
 def _length(case: Case) -> float:

@@ -87,9 +87,14 @@ def left_out(rows: list[Residual]) -> dict[str, tuple[int, int]]:
     for group in sorted({row[0] for row in rows}):
         made = table([row for row in rows if row[0] != group])
         own = [row for row in rows if row[0] == group]
-        inside = sum(ratio <= made.get(kind, made["all"])["p99"] for _, kind, ratio in own)
+        inside = sum(ratio <= width(made, kind) for _, kind, ratio in own)
         result[group] = (inside, len(own))
     return result
+
+
+def width(made: dict[str, dict[str, float | int]], kind: str) -> float:
+    """The p99 of a kind in a table, as the predictor reads it."""
+    return max(1.0, made.get(kind, made["all"])["p99"])
 
 
 def main() -> None:

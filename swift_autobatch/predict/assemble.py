@@ -172,6 +172,19 @@ def _width(work: Job) -> str:
     return f"{more}: {band.runs} published runs" + (", of other kinds too" if band.kind == "all" else " of this kind")
 
 
+def _uncounted(work: Job) -> list[str]:
+    """What the figures leave out or take for something else."""
+    candidate, model, data = work.candidate, work.facts.model, work.facts.data
+    notes = []
+    if candidate.tuner not in ("full", "lora"):
+        notes.append(f"tuner {candidate.tuner} is costed as LoRA of rank {candidate.lora_rank}")
+    if model.quantised and candidate.quant == "none":
+        notes.append(f"the checkpoint is {model.quantised} already but costed with 16-bit weights: it needs less")
+    if model.params_vision and data.media_rows:
+        notes.append("activations of the vision tower are not counted: rows with media need more memory")
+    return notes
+
+
 def _assumptions(work: Job) -> tuple[str, ...]:
     """Everything the figures rest on that nobody measured."""
     candidate, machine = work.candidate, work.facts.machine
@@ -187,6 +200,7 @@ def _assumptions(work: Job) -> tuple[str, ...]:
         if resume > HOST_SHARE * machine.host.ram_budget_bytes:
             notes.append(f"resuming from a checkpoint would need {show_gib(resume, 0)} of host RAM, more than there is")
     notes.append(_width(work))
+    notes.extend(_uncounted(work))
     if work.facts.data.media_rows and not work.facts.data.mean_image_tokens:
         notes.append("rows hold images, video or audio whose tokens are not counted: real steps are slower")
     if not work.facts.data.exact:

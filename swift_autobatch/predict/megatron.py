@@ -22,6 +22,29 @@ def _parts(job: Job) -> tuple[int, int]:
     return dense // candidate.tp, experts // (candidate.pp * candidate.ep)
 
 
+def _trained(job: Job) -> tuple[int, int]:
+    """Trainable parameters of one rank: (dense, experts).
+
+    Adapters on all linears reach every expert's two products, up and gate being one. Source: ms-swift 4.6
+    megatron/utils/utils.py `find_all_linears` (TEGroupedLinear among them).
+    """
+    candidate, model, shape = job.candidate, job.facts.model, job.shape
+    if candidate.tuner == "full":
+        return _parts(job)
+    dense = job.trainable // (candidate.tp * candidate.pp)
+    if job.engine.targets is not None or model.experts <= model.experts_per_token:
+        return dense, 0
+    idle = (model.params_total - model.params_active) // (model.experts - model.experts_per_token)
+    inner = idle // (3 * shape.h * shape.layers)  # width of one expert of one layer
+    each = candidate.lora_rank * (2 * shape.h + 3 * inner) * shape.layers
+    return dense, each * model.experts // (candidate.pp * candidate.ep)
+
+
+def adapters(job: Job) -> int:
+    """Bytes of adapters on one rank."""
+    return sum(_trained(job)) * job.trainable_bytes_each
+
+
 def weights(job: Job) -> int:
     """Bytes of weights on one rank."""
     return sum(_parts(job)) * job.weight_bytes_each
@@ -29,9 +52,7 @@ def weights(job: Job) -> int:
 
 def gradients(job: Job) -> int:
     """Bytes of gradients on one rank, fp32 and not spread; adapters are split like what they stand beside."""
-    if job.candidate.tuner != "full":
-        return job.trainable * job.grad_bytes_each // (job.candidate.tp * job.candidate.pp)
-    return sum(_parts(job)) * job.grad_bytes_each
+    return sum(_trained(job)) * job.grad_bytes_each
 
 
 def optimizer(job: Job) -> int:
@@ -39,9 +60,7 @@ def optimizer(job: Job) -> int:
     candidate = job.candidate
     if job.engine.offloads_states:
         return 0
-    dense, experts = _parts(job)
-    if candidate.tuner != "full":
-        dense, experts = job.trainable // (candidate.tp * candidate.pp), 0
+    dense, experts = _trained(job)
     for_dense = max(1, candidate.world // (candidate.tp * candidate.pp))
     for_experts = max(1, candidate.world // (candidate.ep * candidate.pp))
     return 12 * (dense // for_dense + experts // for_experts)

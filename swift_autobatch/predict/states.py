@@ -23,17 +23,20 @@ _PER_PARAMETER: dict[str, tuple[float, float]] = {
 }
 SUB_GROUP = 10**9  # ZeRO-3 steps this many parameters at a time (ms-swift zero3.json: sub_group_size)
 
+# ZeRO-3 keeps tensors of up to 10 h elements whole ("auto": transformers deepspeed.py), adapters of a small rank too.
+PERSISTENT_RANK = 10
+
 
 def adapters(job: Job) -> int:
     """Bytes of LoRA parameters on one device; full tuning trains the weights themselves."""
     if job.candidate.tuner == "full" or job.candidate.parallel == "fsdp2_offload":
         return 0
-    total = job.trainable * job.trainable_bytes_each
     if job.candidate.parallel == "megatron":
-        total = split(job, total)
-    if job.candidate.uses_fsdp:
+        return megatron.adapters(job)
+    total = job.trainable * job.trainable_bytes_each
+    if job.candidate.uses_fsdp or (job.candidate.zero_stage == 3 and job.candidate.lora_rank > PERSISTENT_RANK):
         return -(-total // job.shards)
-    return total  # ZeRO-3 keeps what is below its persistence threshold whole, adapters of small rank included
+    return total
 
 
 def gradients(job: Job) -> int:

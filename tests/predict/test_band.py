@@ -91,3 +91,37 @@ def test_latent_attention_is_as_wide_as_its_expanded_heads(tmp_path: Path) -> No
     counts = shape(model)
     assert counts.q == counts.k == 16 * (192 + 128) // 2
     assert reach(model, None).mlp == 1  # the latents' up-projections are no down_proj
+
+
+def test_megatron_adapters_reach_every_expert_and_are_spread_over_ep(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B: 128 experts of width 768, r (2 h + 3 x 768) each and layer, beside the attention's."""
+    facts = builders.facts(tmp_path, "8xA100-80G", "Qwen/Qwen3-30B-A3B", (2048,) * 50)
+    made = {
+        ep: terms(
+            predict(facts, builders.candidate(max_tokens=2048, parallel="megatron", world=8, ep=ep, lora_rank=8))
+        )["adapters"]
+        for ep in (1, 8)
+    }
+    experts = 8 * (2 * 2048 + 3 * 768) * 48 * 128 * 2
+    assert made[1] - made[8] == pytest.approx(experts * 7 / 8, rel=0.01)
+
+
+def test_zero3_spreads_adapters_above_its_persistence_threshold(tmp_path: Path) -> None:
+    small, large = (
+        terms(predicted(tmp_path, parallel="zero3", world=8, lora_rank=rank))["adapters"] for rank in (8, 64)
+    )
+    assert large == pytest.approx(small * 64 / 8 / 8, rel=0.001)
+
+
+def test_what_is_not_counted_is_said(tmp_path: Path) -> None:
+    facts = builders.facts(tmp_path, "1xA100-80G", QWEN_7B, (2048,) * 50)
+    quantised = builders.replace(facts, model=builders.replace(facts.model, quantised="gptq"))
+    seen = builders.replace(
+        facts, model=builders.replace(facts.model, params_vision=1), data=builders.replace(facts.data, media_rows=3)
+    )
+    plain = builders.candidate(max_tokens=2048)
+    assert any("gptq already" in note for note in predict(quantised, plain).assumptions)
+    assert any("vision tower" in note for note in predict(seen, plain).assumptions)
+    dora = predict(facts, builders.candidate(max_tokens=2048, tuner="adalora"))
+    assert any("adalora is costed as LoRA" in note for note in dora.assumptions)
+    assert not any("costed" in note or "vision" in note for note in predict(facts, plain).assumptions)
