@@ -188,7 +188,7 @@ def _four_bit_words(candidate: Candidate, prediction: Prediction, costs: Costs) 
 def _without_offload(candidate: Candidate) -> Parallel:
     """The same method with everything on the card."""
     plain: dict[Parallel, Parallel] = {
-        "zero2_offload": "none" if candidate.world == 1 and candidate.tuner != "full" else "zero2",
+        "zero2_offload": "zero2",  # on one card as well: what DeepSpeed itself changes is not the offload's doing
         "zero3_offload": "none" if candidate.world == 1 else "zero3",
         "fsdp2_offload": "fsdp2",
     }
