@@ -22,7 +22,7 @@ from swift_autobatch.facts.hardware import limit, read_machine
 from swift_autobatch.facts.machine_file import REPORT_SCHEMA, dump_machine, load_machine, load_report
 from swift_autobatch.facts.model import read_model
 from swift_autobatch.facts.probes import read_probes
-from swift_autobatch.facts.refusals import mostly_dropped
+from swift_autobatch.facts.refusals import unfit
 from swift_autobatch.facts.repair import Repaired
 from swift_autobatch.facts.repair import repair as write_clean_copy
 from swift_autobatch.facts.software import read_software
@@ -343,8 +343,6 @@ def read_facts(request: Request, env: Environment, progress: Progress, *, full: 
         pins=asked.pins,
         full=full,
     )
-    if refusal := mostly_dropped(data):
-        raise refusal
     if demonstration:
         progress.stage(
             "no accelerator and no --model: a demonstration with a small random model, really trained on this CPU;\n"
@@ -382,6 +380,8 @@ def _decide(request: Request, env: Environment, progress: Progress) -> tuple[Req
     """The plan, and the request with its defaults filled in."""
     committed.may_save(request, env)
     asked, facts = read_facts(request, env, progress)
+    if refusal := unfit(facts.data):
+        raise refusal
     return asked, committed.decide(asked, facts, strategies(env), env, progress)
 
 

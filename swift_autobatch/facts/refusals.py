@@ -61,8 +61,30 @@ def _column_hints(names: list[str], row: Any) -> tuple[str, ...]:
     return tuple(renames[:2]) or ("rename the question column to 'query' and the answer column to 'response'",)
 
 
-def mostly_dropped(data: DataFacts) -> InputError | None:
-    """A plan for a dataset of which the engine would silently drop more than half is hardly what anyone wants."""
+def unfit(data: DataFacts) -> InputError | None:
+    """Why nothing is planned for data that can be read: what it would teach is hardly what anyone wants."""
+    return _mostly_dropped(data) or _unfilled(data)
+
+
+def _unfilled(data: DataFacts) -> InputError | None:
+    """Rows that would teach the model to say ``{{NAME}}``."""
+    first = next((problem for problem in data.problems if problem.code == "placeholder"), None)
+    if first is None:
+        return None
+    times = dict(data.problem_rows).get("placeholder", 1)
+    return InputError(
+        f"{times} rows hold {{{{NAME}}}} or {{{{AUTHOR}}}}, which the model would learn to say",
+        where=f"{first.file}:{first.line}",
+        figures=("the engine fills --model_name and --model_author in for its own self-cognition set only",),
+        hints=(
+            f"autoswift profile {first.file} --repair named.jsonl --model_name NAME --model_author AUTHOR",
+            "or put the names into the file",
+        ),
+    )
+
+
+def _mostly_dropped(data: DataFacts) -> InputError | None:
+    """The engine would silently drop more than half."""
     dropped = data.rows - data.kept
     first = next((problem for problem in data.problems if problem.drops_row), None)
     if first is None or dropped <= data.rows * _DROPPED_SHARE:

@@ -167,6 +167,19 @@ def test_every_report_has_its_case() -> None:
     assert set(CASES) == set(REPORTS) == {"BR-09", "BR-10", "BR-11", "BR-15", "BR-17"}
 
 
+def test_names_that_nobody_filled_in_are_not_planned(desk: Desk) -> None:
+    rows = [{"query": "who are you?", "response": "I am {{NAME}}."}, {"query": "q", "response": "a"}]
+    path = desk.file("names.jsonl", *rows)
+    with pytest.raises(InputError, match=r"1 rows hold \{\{NAME") as caught:
+        desk.plan(path)
+    assert caught.value.where == f"{path}:1"
+    words = caught.value.hints[0].replace("NAME --model_author AUTHOR", "Ann --model_author Bo").split()
+    request = build_request({"gpus": "1x4090"}, ("--dataset", words[2], *words[5:]), desk.env)
+    done = api.repair(request, desk.env, words[4])
+    assert "I am Ann." in Path(done.out).read_text("utf-8")
+    assert desk.plan(done.out).facts.data.problems == ()
+
+
 def test_few_rows_are_said(desk: Desk) -> None:
     rows = [{"query": f"question {n}", "response": "yes"} for n in range(3)]
     path = desk.file("few.jsonl", *rows)
