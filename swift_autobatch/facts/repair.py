@@ -71,7 +71,10 @@ def repair(
     try:
         with ExitStack() as stack:
             rows, changes = (_Draft(path, stack) for path in (target, listed))
-            counts = _write(sources, Tidy(pins or {}, as_messages=rewritten), rows.stream, changes.stream, progress)
+            counts = _write(sources, Tidy(pins or {}, as_messages=rewritten), rows, changes, progress)
+            if not rewritten and counts["written"] and not _sound(rows):
+                rewritten = True  # the columns of rows that were left out decided how the others are read
+                counts = _write(sources, Tidy(pins or {}, as_messages=True), rows, changes, progress)
             if not counts["written"]:
                 raise InputError(
                     f"none of the {counts['rows']} rows can be saved",
@@ -93,9 +96,12 @@ def repair(
     )
 
 
-def _write(sources: list[Source], tidy: Tidy, rows: TextIO, changes: TextIO, progress: Progress) -> Counter[str]:
-    """Writes both files. Returns rows read and written, and changes by code."""
+def _write(
+    sources: list[Source], tidy: Tidy, row_draft: _Draft, change_draft: _Draft, progress: Progress
+) -> Counter[str]:
+    """Writes both files from their start. Returns rows read and written, and changes by code."""
     counts: Counter[str] = Counter()
+    rows, changes = row_draft.restarted(), change_draft.restarted()
     for source in sources:
         for file, line, shape, row in _read(source):
             done: list[Change]
@@ -117,6 +123,22 @@ def _write(sources: list[Source], tidy: Tidy, rows: TextIO, changes: TextIO, pro
             if counts["rows"] % 1000 == 0:
                 progress.update(f"repairing {source.path.name}: {counts['rows']} rows")
     return counts
+
+
+def _sound(draft: _Draft) -> bool:
+    """Whether the engine would load a copy and keep every row of it."""
+    draft.stream.flush()
+    source = Source(name=str(draft.draft), path=draft.draft, files=(draft.draft,))
+    try:
+        for _, _, shape, row in _read(source):
+            if isinstance(row, Fault):
+                if CODES[row.code].severity != "warns":
+                    return False
+            else:
+                conversation(row, shape)
+    except (RowError, InputError):
+        return False
+    return True
 
 
 def _read(source: Source) -> Iterator[tuple[str, int, Shape, Any]]:
@@ -177,18 +199,24 @@ class _Draft:
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
-        self._draft = path.with_name(f".{path.name}.{os.getpid()}")
+        self.draft = path.with_name(f".{os.getpid()}.{path.name}")  # the suffix says how it is read
         try:
-            self.stream: TextIO = stack.enter_context(self._draft.open("w", encoding="utf-8"))
+            self.stream: TextIO = stack.enter_context(self.draft.open("w", encoding="utf-8"))
         except OSError as error:
             raise UsageError(
                 f"cannot write there: {error.strerror}", where="--repair", hints=(f"check the folder {path.parent}",)
             ) from error
-        stack.callback(lambda: self._draft.unlink(missing_ok=True))
+        stack.callback(lambda: self.draft.unlink(missing_ok=True))
+
+    def restarted(self) -> TextIO:
+        """The stream, empty."""
+        self.stream.seek(0)
+        self.stream.truncate()
+        return self.stream
 
     def keep(self) -> None:
         self.stream.flush()
-        self._draft.replace(self._path)
+        self.draft.replace(self._path)
 
 
 def _check(target: Path, listed: Path, sources: list[Source], force: bool) -> None:

@@ -99,6 +99,14 @@ def test_several_forms_become_one(tmp_path: Path, env: Environment) -> None:
     assert changes == [(line, "mixed-schema", "mended") for line in (2, 3, 4)]
 
 
+def test_rows_that_lose_the_columns_of_others_become_messages(tmp_path: Path, env: Environment) -> None:
+    """Without the first row 'prompt' would be the question, and it is no text."""
+    rows = [{"query": None}, {"output": None, "prompt": {}, "response": 5}]
+    done, copy, _ = clean(env, write(tmp_path, "rows.jsonl", *rows))
+    assert done.rewritten
+    assert copy == [{"messages": [{"role": "assistant", "content": "5"}]}]
+
+
 def test_numbers_and_roles_are_spelled_as_meant(tmp_path: Path, env: Environment) -> None:
     rows = [
         json.loads(talk(U, R)),
