@@ -49,7 +49,7 @@ def read_card(paths: tuple[str, ...], env: Environment) -> DataFacts | None:
         )
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        return _facts(document, str(path))
+        return load_facts(document, str(path))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             f"the dataset card cannot be read: {type(error).__name__}: {error}",
@@ -66,18 +66,28 @@ def _is_card(path: Path) -> bool:
     return head.lstrip().startswith(b"{") and b'"schema"' in head and SCHEMA.encode() in head
 
 
-def _facts(document: Mapping[str, Any], path: str) -> DataFacts:
-    """Raises whatever a wrong kind of value raises; keys that are not known here are left alone."""
-    names = {field.name for field in fields(DataFacts)} - set(_KEPT_BACK)
+def load_facts(document: Mapping[str, Any], card: str | None = None) -> DataFacts:
+    """Facts from their JSON form, a card's or the whole one of the cache.
+
+    Args:
+        card: the card's file, when they come from one.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: a value is missing or of the wrong kind. Keys that are not
+            known here are left alone.
+    """
+    names = {field.name for field in fields(DataFacts)} - {"card"}
     values = {name: value for name, value in document.items() if name in names}
     for name in ("files", "lengths"):
         values[name] = tuple(values[name])
     values["problems"] = tuple(Problem(**problem) for problem in values["problems"])
-    values["costliest"] = tuple(Row(**row, record={}) for row in values["costliest"])
-    values["problem_rows"] = tuple(values.get("problem_rows", {}).items())
+    values["costliest"] = tuple(Row(**{"record": {}, **row}) for row in values["costliest"])
+    counts = values.get("problem_rows", {})
+    values["problem_rows"] = tuple((code, times) for code, times in (counts.items() if card else counts))
+    values["questions"] = tuple((asked, told) for asked, told in values.get("questions", ()))
     lengths = values["lengths"]
     if not lengths or not all(isinstance(length, int) and length > 0 for length in lengths):
         raise ValueError("'lengths' must be whole numbers above 0")
     if list(lengths) != sorted(lengths):
         raise ValueError("'lengths' must ascend")
-    return DataFacts(**values, card=path)
+    return DataFacts(**values, card=card)

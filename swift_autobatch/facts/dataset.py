@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from swift_autobatch.errors import InputError
+from swift_autobatch.facts.cache import Cache, stamp_of
 from swift_autobatch.facts.conversation import Shape, shape_of
 from swift_autobatch.facts.embedded import default_dataset
 from swift_autobatch.facts.large import LargeFiles, Task
@@ -65,17 +68,59 @@ def read_dataset(
     """
     sources = [resolve(path, env, pins) for path in paths or (str(default_dataset()),)]
     prompt = _system_text(system, env)
-    size = sum(file.stat().st_size for source in sources for file in source.files)
-    counter = _quick_counter(model, env) if size >= limits.parallel_bytes else counter_for(model)
-    media = media_for(model, env, pins or {})
-    reader = Reader(model=model, counter=counter, system=prompt, cut_at=_cut_at(pins or {}), media=media)
-    with ExitStack() as stack:
-        stack.callback(progress.clear)
-        large = stack.enter_context(LargeFiles(reader, env, limits, full=full))
-        reading = _Reading(reader, large, progress, limits=limits, draw=Draw(pins or {}))
-        for order, source in enumerate(sources):
-            reading.read(source, order)
-    return reading.facts(tuple(source.name for source in sources))
+    reading = _Asked(sources=sources, model=model, env=env, system=prompt, pins=pins or {}, full=full, limits=limits)
+    if sum(file.stat().st_size for file in reading.files()) < limits.parallel_bytes:
+        return reading.read(counter_for(model), progress)
+    cache = Cache(Path(env.cache_dir), reading.files(), reading.question(paths))
+    kept = cache.find()
+    if kept is not None:
+        progress.stage("the data were counted before and have not changed since: taken from the cache")
+        return kept
+    found = reading.read(_quick_counter(model, env), progress)
+    if not found.media_rows and not found.max_image_tokens:  # images lie in files of their own
+        cache.keep(found)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What :func:`read_dataset` was asked, its datasets found."""
+
+    sources: list[Source]
+    model: ModelFacts
+    env: Environment
+    system: str | None
+    pins: Pins
+    full: bool
+    limits: Limits
+
+    def files(self) -> list[Path]:
+        return [file for source in self.sources for file in source.files]
+
+    def read(self, counter: Counter, progress: Progress) -> DataFacts:
+        media = media_for(self.model, self.env, self.pins)
+        reader = Reader(model=self.model, counter=counter, system=self.system, cut_at=_cut_at(self.pins), media=media)
+        with ExitStack() as stack:
+            stack.callback(progress.clear)
+            large = stack.enter_context(LargeFiles(reader, self.env, self.limits, full=self.full))
+            reading = _Reading(reader, large, progress, limits=self.limits, draw=Draw(self.pins))
+            for order, source in enumerate(self.sources):
+                reading.read(source, order)
+        return reading.facts(tuple(source.name for source in self.sources))
+
+    def question(self, paths: tuple[str, ...]) -> dict[str, Any]:
+        """Whatever but the files' content decides the facts; the day, because a template may hold its date."""
+        return {
+            "paths": paths,
+            "names": [source.name for source in self.sources],
+            "model": asdict(self.model),
+            "tokenizer": stamp_of(tokenizer_file(self.model)),
+            "day": time.strftime("%Y-%m-%d"),
+            "system": self.system,
+            "pins": {name: pin.value for name, pin in self.pins.items()},
+            "full": self.full,
+            "limits": asdict(self.limits),
+        }
 
 
 def _cut_at(pins: Pins) -> int | None:

@@ -38,18 +38,23 @@ _UNPROBED = re.compile("[\U00010000-\U0001efff\U0001fb00-\U0010ffff]")
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # The same behind Digits(individual_digits): every digit alone, and the text before it ends there.
 _GPT2_DIGITS = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
-_PROOF = 1  # raised when the proof changes
+_NEEDED = (*range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))  # bytes of every text that is not left out
+_PROOF = 2  # raised when the proof changes
 
 
 class Quick:
     """A proved encoding."""
 
-    def __init__(self, encoding: Encoding, *, normalizes: bool) -> None:
+    def __init__(self, encoding: Encoding, *, normalizes: bool, unspelled: str = "") -> None:
+        """``unspelled``: control characters that the vocabulary has no byte for; ``tokenizers`` leaves them out."""
         self._encoding = encoding
+        self._unspelled = re.compile(f"[{re.escape(unspelled)}]") if unspelled else None
         self._normalizes = normalizes
 
     def knows(self, text: str) -> bool:
         """Whether the proof covers a text."""
+        if self._unspelled is not None and self._unspelled.search(text):
+            return False
         if text.isascii():
             return True
         return not _UNPROBED.search(text) and not (self._normalizes and not is_normalized("NFC", text))
@@ -95,7 +100,8 @@ def _quick(found: _Translation) -> Quick:
     from tiktoken import Encoding
 
     encoding = Encoding("quick", pat_str=found.pattern, mergeable_ranks=found.tokens, special_tokens=dict(found.added))
-    return Quick(encoding, normalizes=found.normalizes)
+    unspelled = "".join(chr(byte) for byte in range(0x80) if bytes([byte]) not in found.tokens)
+    return Quick(encoding, normalizes=found.normalizes, unspelled=unspelled)
 
 
 def _prove(document: Any, tokenizer: Tokenizer) -> _Translation:
@@ -187,7 +193,11 @@ def _tokens(document: Any) -> dict[bytes, int] | None:
     except KeyError:
         return None
     made = {plain_bytes(left + right) for left, right in _merges(document)}
-    if len(tokens) < 256 or any(len(token) > 1 and token not in made for token in tokens) or made - set(tokens):
+    if (
+        any(bytes([byte]) not in tokens for byte in _NEEDED)
+        or any(len(token) > 1 and token not in made for token in tokens)
+        or made - set(tokens)
+    ):
         return None
     order = list(dict.fromkeys(tokens[plain_bytes(left + right)] for left, right in _merges(document)))
     return tokens if all(one < other for one, other in pairwise(order)) else None
