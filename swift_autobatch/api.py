@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import ask, checkpoints, committed, doctor, gate, receipt, render, run, whatif
+from swift_autobatch import ask, checkpoints, committed, doctor, gate, receipt, render, run, tables, whatif
 from swift_autobatch.errors import GateError, InputError, MachineError, NothingFitsError, TrainingError, UsageError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.card import dump_card, read_card
@@ -26,6 +26,7 @@ from swift_autobatch.facts.refusals import unfit
 from swift_autobatch.facts.repair import Repaired
 from swift_autobatch.facts.repair import repair as write_clean_copy
 from swift_autobatch.facts.software import read_software
+from swift_autobatch.footprint_file import model_digest
 from swift_autobatch.gate import postmortem
 from swift_autobatch.gate.postmortem import Postmortem
 from swift_autobatch.process import disk_free_bytes
@@ -350,7 +351,8 @@ def read_facts(request: Request, env: Environment, progress: Progress, *, full: 
         )
     cut = asked.pins.get("truncation_strategy")
     cuts_rows = cut is not None and cut.value in ("left", "right")
-    return asked, Facts(machine=found, model=model, data=data, cuts_rows=cuts_rows)
+    traced = tables.footprints(model_digest(model))
+    return asked, Facts(machine=found, model=model, data=data, cuts_rows=cuts_rows, footprints=traced)
 
 
 def _defaults(request: Request, found: Machine, env: Environment) -> Request:

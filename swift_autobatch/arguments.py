@@ -7,8 +7,9 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from swift_autobatch import schedule
-from swift_autobatch.records import Candidate, Facts, Request, Sourced
+from swift_autobatch.records import Candidate, Facts, Prediction, Request, Sourced
 from swift_autobatch.schedule import Steps
+from swift_autobatch.units import show_gib
 
 Value = str | tuple[str, ...]
 OWN = "$RUN/autoswift"
@@ -235,8 +236,23 @@ def _with_pins(decided: dict[str, Sourced[Value]], request: Request, root: str, 
     return merged
 
 
-def environment(candidate: Candidate, facts: Facts) -> Mapping[str, Sourced[str]]:
-    """The environment of the engine, in order. ``${X:-y}`` means: the caller's X, else y."""
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def _why_expandable(prediction: Prediction | None) -> str:
+    """What expandable segments save, where both settings were replayed."""
+    if prediction is None or prediction.replay is None or prediction.replay_otherwise is None:
+        return "rows of varying length fragment fixed segments"
+    ours, fixed = prediction.replay.varied_bytes, prediction.replay_otherwise.varied_bytes
+    return f"replayed over the rows: reserves {show_gib(ours)} instead of {show_gib(fixed)} with fixed segments"
+
+
+def environment(candidate: Candidate, facts: Facts, prediction: Prediction | None = None) -> Mapping[str, Sourced[str]]:
+    """The environment of the engine, in order. ``${X:-y}`` means: the caller's X, else y.
+
+    Args:
+        prediction: where it was replayed, the replay decides how the allocator is set.
+    """
     machine = facts.machine
     env: dict[str, Sourced[str]] = {}
     # One process per visible device, exactly: anything else is silent model parallelism or an error. A single CPU
@@ -259,9 +275,9 @@ def environment(candidate: Candidate, facts: Facts) -> Mapping[str, Sourced[str]
     env["CUDA_VISIBLE_DEVICES"] = Sourced(
         value="${CUDA_VISIBLE_DEVICES:-" + devices + "}", source="exactly as many devices as processes"
     )
-    env["PYTORCH_CUDA_ALLOC_CONF"] = Sourced(
-        value="expandable_segments:True", source="rows of varying length fragment fixed segments"
-    )
+    replay = prediction.replay if prediction else None
+    if replay is None or replay.expandable:
+        env[ALLOCATOR] = Sourced(value="expandable_segments:True", source=_why_expandable(prediction))
     if machine.links == "nop2p" and candidate.world > 1 and _old_driver(machine.software.driver):
         env["NCCL_P2P_DISABLE"] = Sourced(
             value="1", source="these cards have no peer-to-peer, and drivers before 550.40 do not say so"

@@ -10,6 +10,7 @@ and every variant's events as tokens. Layers repeat, and the tokens are made so 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import lzma
 from array import array
@@ -18,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from swift_autobatch.errors import InputError
-from swift_autobatch.records import STORAGE_KINDS, Footprint, FootprintKey, Instant, Stream
+from swift_autobatch.records import STORAGE_KINDS, Footprint, FootprintKey, Instant, ModelFacts, Stream
 
 AGAIN, BELOW = 0, 1  # tokens; then 2 + 2 x pair for an allocation, 3 + 2 x distance for a free
 _FORMAT = 1
@@ -58,6 +59,18 @@ def load(data: bytes, where: str) -> Mapping[FootprintKey, Footprint]:
         raise InputError(
             f"not a file of footprints: {error}", where=where, hints=("delete it: it is made anew",)
         ) from error
+
+
+def model_digest(model: ModelFacts) -> str:
+    """What two models of the same shape share, however they are called: the name of their file of footprints."""
+    shape = [getattr(model, name) for name in _SHAPE]
+    return hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:12]
+
+
+_SHAPE = (
+    *("architecture", "hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied"),
+    *("params_total", "params_active", "params_vision", "linears", "experts", "experts_per_token", "quantised"),
+)
 
 
 class _Shelf(Mapping[FootprintKey, Footprint]):

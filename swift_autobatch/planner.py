@@ -21,7 +21,9 @@ from swift_autobatch.errors import UsageError
 from swift_autobatch.pins import pinned_fields
 from swift_autobatch.records import Candidate, Facts, Plan, Request, Sourced, Strategy
 from swift_autobatch.refusal import refusal
-from swift_autobatch.search import Costs, Order, Scored, best, nearest, order_for
+from swift_autobatch.search import Costs, Order, Scored, best, nearest, order_for, settle
+
+_MOST_REPLAYS = 4  # candidates whose replay is asked for before the formula's word is taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ def make_plan(request: Request, facts: Facts, table: tuple[Strategy, ...], root:
     facts = choice.facts
     steps = schedule.count_steps(chosen, facts, request)
     args = arguments.engine_args(chosen, facts, request, steps, root, home)
-    env = arguments.environment(chosen, facts)
+    env = arguments.environment(chosen, facts, prediction)
     strategy = next((row for row in table if row.name == chosen.strategy), None)
     return Plan(
         facts=facts,
@@ -117,14 +119,27 @@ def _attempts(
     costs, order = Costs(facts), order_for(request)
     if request.decided is not None:
         space = decided_space(facts, request, pins)
-        yield Choice(facts=facts, space=space, costs=costs, order=order, best=best(space.families, costs, order))
+        yield Choice(facts=facts, space=space, costs=costs, order=order, best=_settled(space, costs, order))
         return
     shorter = () if "max_length" in pins else cuts(facts)
     for cut in (None, *shorter):
         space = enumerate_space(facts, request, table, pins, cut)
         if not space.families:
             raise refusal(request, facts, space, pins)
-        yield Choice(facts=facts, space=space, costs=costs, order=order, best=best(space.families, costs, order))
+        yield Choice(facts=facts, space=space, costs=costs, order=order, best=_settled(space, costs, order))
+
+
+def _settled(space: Space, costs: Costs, order: Order) -> Scored | None:
+    """The best candidate that fits by the allocator's replay too; the replays stay in ``costs``."""
+    for _ in range(_MOST_REPLAYS):
+        found = best(space.families, costs, order)
+        if found is None:
+            return None
+        candidate, prediction = found
+        costs.known[candidate] = settle(costs.facts, candidate, prediction)
+        if costs.known[candidate].fits:
+            return candidate, costs.known[candidate]
+    return best(space.families, costs, order)
 
 
 def cuts(facts: Facts) -> tuple[int, ...]:

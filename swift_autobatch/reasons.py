@@ -17,6 +17,7 @@ from swift_autobatch.search import (
     Scored,
     batch_excess,
     best,
+    cost,
     gives,
     nearest,
     shortage,
@@ -24,6 +25,7 @@ from swift_autobatch.search import (
 from swift_autobatch.units import show_gib, show_seconds
 
 _RUNNERS_UP = 8
+MOST_APART = 0.06  # trace and closed form on a dense model, by their test
 _UNANSWERED = ("no-assistant-turn", "empty-answer", "masked")
 
 
@@ -125,11 +127,25 @@ def notes(candidate: Candidate, prediction: Prediction, costs: Costs, request: R
     facts = costs.facts
     return (
         *_gave(candidate, prediction, costs, request),
+        *_disagreement(candidate, prediction, facts),
         *_of_the_data(facts.data, facts),
         *checkpoints.notes(candidate, facts, request),
         *_of_few_rows(facts.data, candidate),
         *((f"the checkpoint is already quantised ({facts.model.quantised})",) if facts.model.quantised else ()),
     )
+
+
+def _disagreement(candidate: Candidate, prediction: Prediction, facts: Facts) -> Iterator[str]:
+    """A dense model on which trace and closed form are further apart than they ever should be: one has a bug."""
+    if not prediction.traced or facts.model.experts or facts.model.params_vision:
+        return
+    closed = cost(replace(facts, footprints={}), candidate).allocated_bytes
+    apart = abs(closed / prediction.allocated_bytes - 1)
+    if apart > MOST_APART:
+        yield (
+            f"warning: the trace says {show_gib(prediction.allocated_bytes)} allocated, the closed form "
+            f"{show_gib(closed)}, {apart:.0%} apart: please report this plan's --json, one of them has a bug"
+        )
 
 
 def _gave(candidate: Candidate, prediction: Prediction, costs: Costs, request: Request) -> Iterator[str]:

@@ -352,6 +352,7 @@ class Facts:
     model: ModelFacts
     data: DataFacts
     cuts_rows: bool = False  # --truncation_strategy left or right: long rows are cut instead of dropped
+    footprints: Mapping[FootprintKey, Footprint] = field(default_factory=dict)  # what was traced of this model
 
 
 # -------------------------------------------------------------------------------------------------- candidate
@@ -560,6 +561,17 @@ class PhaseMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What PyTorch's caching allocator makes of a traced job; bytes per card, without context and NCCL."""
+
+    expandable: bool  # with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+    allocated_bytes: int  # blocks that hold tensors, at the peak
+    reserved_bytes: int  # segments, every micro batch the costliest
+    varied_bytes: int  # segments, over the data set's rows in one order
+    needs_bytes: int | None  # the least pool that the run survives in, cached segments given back; None: not sought
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What a candidate will need and how long it takes.
 
@@ -590,6 +602,9 @@ class Prediction:
     assumptions: tuple[str, ...]
     reserved_bytes: int | None = None  # None: needs_p50_bytes
     mfu: float | None = None  # the model's own FLOPs over the cards' dense peak; None without a known peak
+    traced: bool = False  # what passes in a step is the trace's; else the closed form's
+    replay: Replay | None = None  # with the allocator's setting that is rendered; None: not traced, or not replayed
+    replay_otherwise: Replay | None = None  # with the other setting
 
     @property
     def driver_bytes(self) -> int:

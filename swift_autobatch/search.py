@@ -23,7 +23,8 @@ from typing import Any
 
 from swift_autobatch.candidates import Family
 from swift_autobatch.predict import predict
-from swift_autobatch.predict.profile import SWIFT
+from swift_autobatch.predict.pool import replayed
+from swift_autobatch.predict.profile import SWIFT, Engine
 from swift_autobatch.records import Candidate, Facts, Prediction, Request
 
 Scored = tuple[Candidate, Prediction]
@@ -39,8 +40,16 @@ def cost(facts: Facts, candidate: Candidate) -> Prediction:
     Returns:
         the prediction with the candidate's own bucket sizes.
     """
-    engine = SWIFT if candidate.bucket_elements is None else replace(SWIFT, bucket=candidate.bucket_elements)
-    return predict(facts, candidate, engine=engine)
+    return predict(facts, candidate, engine=_engine(candidate))
+
+
+def settle(facts: Facts, candidate: Candidate, prediction: Prediction) -> Prediction:
+    """The prediction with what the allocator makes of it, which takes tenths of a second."""
+    return replayed(facts, candidate, prediction, _engine(candidate))
+
+
+def _engine(candidate: Candidate) -> Engine:
+    return SWIFT if candidate.bucket_elements is None else replace(SWIFT, bucket=candidate.bucket_elements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from typing import Any, Literal
 import yaml
 
 from swift_autobatch.errors import InputError
+from swift_autobatch.footprint_file import load
+from swift_autobatch.records import Footprint, FootprintKey
 
 DATA = Path(__file__).parent / "data"
 DIALECT = "ms-swift-4.6"
@@ -258,6 +260,17 @@ def engine_models(name: str = DIALECT) -> EngineModels:
         candidates=MappingProxyType({key: tuple(value["templates"]) for key, value in types.items()}),
         multimodal=frozenset(key for key, value in types.items() if value["multimodal"]),
     )
+
+
+# ------------------------------------------------------------------------------------------------ footprints
+
+
+@cache
+def footprints(digest: str) -> Mapping[FootprintKey, Footprint]:
+    """What was traced of models of one shape (:func:`footprint_file.model_digest`); empty where nothing was shipped."""
+    for path in sorted((DATA / "footprints").glob(f"*-{digest}.xz")):
+        return load(path.read_bytes(), str(path))
+    return MappingProxyType({})
 
 
 # ---------------------------------------------------------------------------------------------- coefficients

@@ -111,7 +111,8 @@ def _memory(decided: Plan, columns: int) -> list[str]:
     budget = max(1, prediction.budget_bytes)
     visible = [term for term in prediction.terms if show_gib(term.bytes) != show_gib(0)]
     terms = [(term.name, term.bytes) for term in visible]
-    rest = prediction.needs_p50_bytes - prediction.allocated_bytes
+    beside = prediction.context_bytes + prediction.nccl_bytes
+    rest = prediction.driver_bytes - beside - prediction.allocated_bytes
     terms += [("fragmentation", rest)] if rest > 0 else []
     terms += [("context", prediction.context_bytes)] if prediction.context_bytes else []
     terms += [("NCCL", prediction.nccl_bytes)] if prediction.nccl_bytes else []
@@ -129,7 +130,21 @@ def _memory(decided: Plan, columns: int) -> list[str]:
     lines = [line(name, size) for name, size in terms]
     lines.append("  " + "-" * (wide + 13))
     lines += [line(name, size) for name, size in totals]
-    return lines
+    return [*lines, *text.wrapped(_three_figures(prediction), columns)]
+
+
+def _three_figures(prediction: Prediction) -> str:
+    """Allocated, reserved and driver memory, and the least that the run survives in."""
+    reserved = prediction.driver_bytes - prediction.context_bytes - prediction.nccl_bytes
+    words = (
+        f"allocated {show_gib(prediction.allocated_bytes)}, reserved {show_gib(reserved)}, "
+        f"driver {show_gib(prediction.driver_bytes)}; it survives with {show_gib(prediction.needs_p50_bytes)} reserved"
+    )
+    if prediction.replay is None or prediction.replay_otherwise is None:
+        return words
+    ours, other = prediction.replay, prediction.replay_otherwise
+    kind = "fixed" if ours.expandable else "expandable"
+    return f"{words}; {kind} segments would reserve {show_gib(other.varied_bytes)} over these rows, if there is room"
 
 
 def _host(prediction: Prediction, columns: int) -> list[str]:

@@ -98,20 +98,27 @@ class Allocator:
         free = pool.free
         index = bisect_left(free, (size,))
         if index < len(free):
-            if self.expandable:
+            block = free[index][2]
+            after = block.after
+            if after is not None and not after.mapped:
                 index = _least_growth(free, index)
-            block = free.pop(index)[2]
+                block = free[index][2]
+            del free[index]
         else:
-            grown = self._grow(pool, size)
+            grown = self._grow(pool, size) or self._grow_again(pool, size)
             if grown is None:
-                self.retries += 1
-                self._release()
-                grown = self._grow(pool, size)
-                if grown is None:
-                    return None
+                return None
             block = grown
-        if block.size - size >= pool.keep_from:
-            pool.add(_split(block, size))
+        rest = block.size - size
+        if rest >= pool.keep_from:  # as _split and add do, without their calls: this runs a hundred thousand times
+            left = Block(pool, block.address + size, rest)
+            left.before, left.after = block, block.after
+            if left.after is not None:
+                left.after.before = left
+            block.after = left
+            block.size = size
+            left.free = True
+            insort(free, (rest, left.address, left))
         block.free = False
         self.allocated += block.size
         if self.allocated > self.allocated_peak:
@@ -121,21 +128,28 @@ class Allocator:
     def release(self, block: Block) -> None:
         """Gives a block back to its pool."""
         self.allocated -= block.size
-        pool = block.pool
+        free = block.pool.free
         near = block.before
         if near is not None and near.free and near.mapped:
-            pool.drop(near)
+            del free[bisect_left(free, (near.size, near.address))]
             _absorb_before(block, near)
         near = block.after
         if near is not None and near.free and near.mapped:
-            pool.drop(near)
+            del free[bisect_left(free, (near.size, near.address))]
             _absorb_after(block, near)
-        pool.add(block)
+        block.free = True
+        insort(free, (block.size, block.address, block))
 
     # ------------------------------------------------------------------------------------------- the driver
 
     def _grow(self, pool: Pool, size: int) -> Block | None:
         return self._map(pool, size) if self.expandable else self._segment(pool, size)
+
+    def _grow_again(self, pool: Pool, size: int) -> Block | None:
+        """The second try, after everything that is wholly free was given back."""
+        self.retries += 1
+        self._release()
+        return self._grow(pool, size)
 
     def _reserve(self, size: int) -> bool:
         if self.reserved + size > self.limit:

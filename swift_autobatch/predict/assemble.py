@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swift_autobatch.effective import effective
-from swift_autobatch.predict import cpu_offload, host, logits, rates, speed, states
+from swift_autobatch.predict import cpu_offload, footprints, host, logits, rates, speed, states
 from swift_autobatch.predict.instants import GATHERED, LASTING, LAYERS, ROWS, Instant, phases, size
 from swift_autobatch.predict.job import Job, job
 from swift_autobatch.predict.profile import SWIFT, Engine
-from swift_autobatch.records import Candidate, Facts, Machine, Phase, PhaseMemory, Prediction
+from swift_autobatch.records import Candidate, Facts, Footprint, Machine, Phase, PhaseMemory, Prediction
 from swift_autobatch.units import GIB, show_gib
 
 CARD_SHARE = 0.90  # the p99 allowance of the fit rule
@@ -27,7 +27,8 @@ def predict(
     """Predicts memory by phase and the time of one optimizer step. Pure, well under a millisecond.
 
     Args:
-        facts: machine, model and data.
+        facts: machine, model and data; where ``facts.footprints`` has the candidate's variant (one device a model,
+            or its states sharded), what passes in a step is the trace's, else the closed form's.
         candidate: every knob fixed.
         calibration: coefficients of data/coefficients.yaml and speed.yaml that this machine has measured, by name.
         engine: facts on another engine than the one that autoswift runs, for published figures.
@@ -42,16 +43,26 @@ def predict(
     ``driver = context + nccl + (1 + reserve) x (static + max over instants)``.
     """
     work = job(facts, candidate, effective(candidate, facts.model, facts.machine), calibration, engine)
-    found = cpu_offload.phases(work) if cpu_offload.applies(work) else phases(work)
+    footprint = footprints.find(work)
+    found: Mapping[Phase, list[Instant]]
+    if footprint is not None:
+        found = footprints.phases(work, footprint)
+    else:
+        found = cpu_offload.phases(work) if cpu_offload.applies(work) else phases(work)
     # A run may never resume: what that needs is shown, not judged.
     judged: list[Phase] = [phase for phase in found if phase != "resume"]
     largest = {phase: max(found[phase], key=size) for phase in found}
     binding = max(judged, key=lambda phase: (size(largest[phase]), phase == "steady"))
-    return _prediction(work, found, judged, binding, largest[binding])
+    return _prediction(work, found, judged, binding, largest[binding], footprint)
 
 
 def _prediction(
-    work: Job, found: Mapping[Phase, list[Instant]], judged: list[Phase], binding: Phase, terms: Instant
+    work: Job,
+    found: Mapping[Phase, list[Instant]],
+    judged: list[Phase],
+    binding: Phase,
+    terms: Instant,
+    footprint: Footprint | None,
 ) -> Prediction:
     """Bands, budgets and time around the binding phase."""
     candidate, constants = work.candidate, work.constants
@@ -59,7 +70,9 @@ def _prediction(
     context = int((constants.cpu_process_gib if on_cpu else constants.context_gib) * GIB)
     nccl = 0 if on_cpu or candidate.world == 1 else int(constants.nccl_gib * GIB)
     host_share = int(HOST_SHARE * work.facts.machine.host.ram_budget_bytes)
-    peaks = {phase: _reserved(work, phase, found[phase], 1.0) for phase in found}
+    traced = footprint is not None
+    peaks = {phase: _reserved(work, phase, found[phase], 1.0, traced=traced) for phase in found}
+    # The band was measured around the closed form's reserve: a traced plan is judged by the same one.
     needs_p99 = max(_reserved(work, phase, found[phase], work.band.p99) for phase in judged)
     hosts = {phase: _host_bytes(work, phase, peaks[phase] + context) for phase in found}
     host_bytes = max(hosts[phase] for phase in judged)
@@ -88,7 +101,8 @@ def _prediction(
         epoch_s=work.facts.data.kept / max(pace.rows, 1e-9) * step_s,
         bound_by=pace.bound_by,
         mfu=pace.mfu,
-        assumptions=_assumptions(work),
+        assumptions=(*_answered(footprint), *_assumptions(work)),
+        traced=traced,
         reserved_bytes=_held(work, found["steady"], max(peaks[phase] for phase in judged), context + nccl),
     )
 
@@ -126,18 +140,23 @@ def _held(work: Job, instants: list[Instant], needs: int, beside: int) -> int | 
     return max(needs, min(room, held))
 
 
-def _reserved(work: Job, phase: Phase, instants: list[Instant], factor: float, *, varied: bool = False) -> int:
+def _reserved(
+    work: Job, phase: Phase, instants: list[Instant], factor: float, *, varied: bool = False, traced: bool = False
+) -> int:
     """Reserved bytes of one phase: what the allocator holds at its worst instant.
 
     Lasting blocks pack well, so do the equal blocks that layers keep; what passes (logits, the layer in flight)
     leaves holes of other sizes. Gradients do not move into the holes of the loss, so in training they count at
-    every instant. ``factor`` widens what is not lasting: 1 at p50.
+    every instant. ``factor`` widens what is not lasting: 1 at p50. A traced job is rendered with the allocator's
+    setting that its replay asks for, under which even what passes survives in a few per cent more (pool.py).
     """
     constants = work.constants
     on_cpu = work.candidate.device == "cpu"
     for_lasting = 1.0 if on_cpu else constants.reserve_lasting
     for_layers = (constants.cpu_heap_layers if on_cpu else constants.reserve_layers) * factor
     for_passing = (constants.cpu_heap_passing if on_cpu else constants.reserve_passing) * factor
+    if traced:
+        for_passing = for_layers
     for_varied = constants.reserve_varied if varied else for_passing
     kept = states.gradients(work) if phase in TRAINING else 0
     worst = 0.0
@@ -183,6 +202,15 @@ def _uncounted(work: Job) -> list[str]:
     if model.params_vision and data.media_rows:
         notes.append("activations of the vision tower are not counted: rows with media need more memory")
     return notes
+
+
+def _answered(footprint: Footprint | None) -> tuple[str, ...]:
+    """Which of the two says what passes in a step, and what the trace could not model."""
+    if footprint is None:
+        return ("memory of a step: closed form",)
+    versions = footprint.stream.versions
+    said = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "peft") if name in versions)
+    return (f"memory of a step: traced on the real model ({said})", *footprint.stream.notes)
 
 
 def _assumptions(work: Job) -> tuple[str, ...]:

@@ -30,7 +30,20 @@ def permanent(job: Job) -> int:
 
 
 def layer(job: Job) -> int:
-    """Bytes of weights made whole while one layer runs: gathers and dequantised copies.
+    """Bytes of weights made whole while one layer runs: gathers and dequantised copies."""
+    candidate, shape = job.candidate, job.shape
+    total = gathered(job)
+    if candidate.quant == "nf4":
+        total += int(shape.largest_linear * (2 + 4 / 64))  # one dequantised linear and its fp32 scales
+    elif candidate.quant == "int8":
+        total += shape.largest_linear * 2
+    if candidate.sp > 1:
+        total += 4 * job.tokens * shape.h * 2  # all-to-all of q, k, v and the output
+    return total
+
+
+def gathered(job: Job) -> int:
+    """Bytes of sharded weights made whole while one layer runs, and of its gradients before they are spread.
 
     FSDP2 holds this layer and the prefetched next one. Source: PyTorch FSDPMemTracker; ZeRO-3: :func:`_fetched`.
     """
@@ -44,12 +57,6 @@ def layer(job: Job) -> int:
         total += 2 * shape.layer * 2 // candidate.tp
         if candidate.tuner == "full":
             total += 6 * shape.layer  # the layer's 16-bit gradients and the fp32 input of the reduction
-    if candidate.quant == "nf4":
-        total += int(shape.largest_linear * (2 + 4 / 64))  # one dequantised linear and its fp32 scales
-    elif candidate.quant == "int8":
-        total += shape.largest_linear * 2
-    if candidate.sp > 1:
-        total += 4 * job.tokens * shape.h * 2  # all-to-all of q, k, v and the output
     return total
 
 

@@ -30,7 +30,7 @@ def size(instant: Instant) -> int:
 
 def phases(job: Job) -> Mapping[Phase, list[Instant]]:
     """Every phase with its candidates for the peak."""
-    static = _static(job)
+    static = lasting(job)
     without_states = tuple(term for term in static if term.name != "optimizer" or job.candidate.uses_deepspeed)
     return {
         "load": [_load(job)],
@@ -47,7 +47,7 @@ def term(name: str, n_bytes: float, why: str) -> Instant:
     return (Term(name=name, bytes=int(n_bytes), why=why),) if n_bytes >= 1 else ()
 
 
-def _static(job: Job) -> Instant:
+def lasting(job: Job) -> Instant:
     """What stays for the whole run."""
     trained = f"{job.trainable:,} parameters"
     return (

@@ -6,19 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swift_autobatch.predict.allocator import Allocator, Block, rounded
+from swift_autobatch.predict.footprints import Point
 from swift_autobatch.records import Polynomial, StorageKind, Stream, bytes_at
 
-_STEP_BYTES = 16 << 20  # how finely the least pool is sought: below what one card differs from another
-_PROBES = 3  # pools between the least one found and the roomy one that are tried as well
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One micro batch: ``b`` rows of ``s`` tokens, ``k`` of them (over all rows) with a label."""
-
-    b: int
-    s: int
-    k: int
+_STEP_BYTES = 64 << 20  # how finely the least pool is sought: below what one card differs from another
+_PROBES = 2  # pools between the least one found and the roomy one that are tried as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +29,7 @@ def script(stream: Stream) -> Script:
     """Cuts a stream at the marks of its phases."""
     parts: dict[tuple[int, StorageKind], int] = {}
     slots = tuple([parts.setdefault(part, len(parts)) for part in stream.storages])
-    first = min((index for index, phase, _ in stream.marks if phase == "steady"), default=len(stream.events))
-    last = min((index for index, phase, _ in stream.marks if index >= first and phase != "steady"), default=None)
+    first, last = _steady(stream)
     step = stream.events[first:last]
     heirs, strays = _heirs(stream, step)
     return Script(
@@ -49,6 +40,17 @@ def script(stream: Stream) -> Script:
         heirs=heirs,
         strays=strays,
     )
+
+
+def _steady(stream: Stream) -> tuple[int, int]:
+    """First and last event of the steady step; both the end where there is none."""
+    phases = [phase for _, phase, _ in stream.marks]
+    end = len(stream.events)
+    if "steady" not in phases:
+        return end, end
+    begins = phases.index("steady")
+    after = (index for index, phase, _ in stream.marks[begins:] if phase != "steady")
+    return stream.marks[begins][0], next(after, end)
 
 
 def _heirs(stream: Stream, step: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
@@ -111,20 +113,20 @@ def replay(run: Run, *, limit: int | None = None, expandable: bool = False) -> O
     )
 
 
-def needs(run: Run, *, expandable: bool = False) -> int:
+def needs(run: Run, roomy: Outcome, *, expandable: bool = False) -> int:
     """The least pool, in bytes, that the run survives in, cached segments given back where it helps.
 
     A larger pool is not always enough where a smaller one is (blocks fall differently), so pools above the one
     found are tried too: the answer is the least tried pool above which every tried one is enough.
+
+    Args:
+        roomy: the replay of this run, or of one with the same peaks, without a limit.
     """
-    roomy = replay(run, expandable=expandable)
-    enough, short = roomy.reserved_bytes, roomy.allocated_bytes - 1
-    found = _bisect(run, short, enough, expandable)
-    tried = [found + (enough - found) * part // (_PROBES + 1) for part in range(_PROBES, 0, -1)]
-    for pool in tried:
-        if pool > found and not replay(run, limit=pool, expandable=expandable).survived:
-            return _bisect(run, pool, enough, expandable)
-        enough = pool
+    found = _bisect(run, roomy.allocated_bytes - 1, roomy.reserved_bytes, expandable)
+    for part in range(_PROBES, 0, -1):
+        pool = found + (roomy.reserved_bytes - found) * part // (_PROBES + 1)
+        if pool - found > _STEP_BYTES and not replay(run, limit=pool, expandable=expandable).survived:
+            return _bisect(run, pool, roomy.reserved_bytes, expandable)
     return found
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from swift_autobatch.records import MONOMIALS, Instant, Phase, Stream
+from swift_autobatch.records import MONOMIALS, Instant, Phase, Polynomial, Stream
 
 # Instants closer than this in every part are merged into one that is at least both; of the largest of that part.
 _CLOSE = 1 / 4096
@@ -17,7 +18,7 @@ def instants(stream: Stream) -> tuple[Instant, ...]:
     """The Pareto set of every phase: an instant is dropped when another is at least as large in every part.
 
     Parts are gradients, optimizer states, and each coefficient of what passes. Merging near-equal instants adds
-    at most 1/4096 of the largest value of a part.
+    at most 1/4096 of the largest value of a part. Of those left, the ones stay that are the largest somewhere.
     """
     table, phases, places = _states(stream)
     close = np.maximum(1, (np.abs(table).max(axis=0) * _CLOSE)).astype(np.int64)
@@ -25,7 +26,9 @@ def instants(stream: Stream) -> tuple[Instant, ...]:
     for phase in dict.fromkeys(phases):
         rows = [index for index, name in enumerate(phases) if name == phase]
         merged, owners = _merged(table[rows], close)
-        found += [_instant(merged[keep], phase, places[rows[owners[keep]]]) for keep in _front(merged)]
+        front = _front(merged)
+        kept = [front[index] for index in _largest(merged[front])]
+        found += [_instant(merged[keep], phase, places[rows[owners[keep]]]) for keep in kept]
     return tuple(found)
 
 
@@ -90,3 +93,23 @@ def _front(table: Any) -> list[int]:
             kept.append(int(index))
             front = np.vstack([front, table[index]])
     return kept
+
+
+def _largest(table: Any) -> list[int]:
+    """Indices of rows that are the largest at some point: without checkpointing a thousand lie on the Pareto front,
+    and a few dozen ever are the peak. A sum is linear in its parts, so a grid of what they are multiplied by does."""
+    grid = np.array([(*shares, *values) for shares in _SHARES for values in _grid()], dtype=np.float64)
+    return sorted(set((grid @ table.T.astype(np.float64)).argmax(axis=1).tolist()))
+
+
+# What a device holds of (gradients, states): all, a shard of 8 or 64, none, no states (offload), DDP's two of each.
+_SHARES = ((1, 1), (1 / 8, 1 / 8), (1 / 64, 1 / 64), (0, 0), (1, 0), (2, 1))
+
+
+def _grid() -> Iterator[Polynomial]:
+    """The monomials over batches of 1 to 128 rows of 64 to 131,072 tokens, up to 4 million tokens, by kept share."""
+    for b in (1, 2, 4, 8, 16, 32, 64, 128):
+        for s in (64 << step for step in range(12)):
+            for kept in (0.001, 0.02, 0.1, 0.25, 0.5, 0.75, 1.0):
+                if b * s <= 1 << 22:
+                    yield (1, b, s, b * s, s * s, b * s * s, max(1, int(kept * b * s)))

@@ -20,6 +20,7 @@ from swift_autobatch.records import (
     Plan,
     Prediction,
     Reason,
+    Replay,
     Row,
     Run,
     RunnerUp,
@@ -135,6 +136,17 @@ CANDIDATE = Candidate(
     torch_dtype="bfloat16",
 )
 
+
+def replay(expandable: bool, varied_gib: float) -> Replay:
+    return Replay(
+        expandable=expandable,
+        allocated_bytes=from_gib(16.0),
+        reserved_bytes=from_gib(16.5),
+        varied_bytes=from_gib(varied_gib),
+        needs_bytes=from_gib(16.25) if expandable else None,
+    )
+
+
 PREDICTION = Prediction(
     terms=(
         Term(name="weights", bytes=from_gib(14.19), why="7.62 B parameters x 2 bytes"),
@@ -162,6 +174,10 @@ PREDICTION = Prediction(
     epoch_s=14.0,
     bound_by="compute",
     assumptions=("host speed 1000 GFLOPS: assumed", "half of the card's peak rate is reached"),
+    reserved_bytes=from_gib(16.5),
+    traced=True,
+    replay=replay(True, 16.5),
+    replay_otherwise=replay(False, 21.0),
 )
 
 PLAN = Plan(
