@@ -81,8 +81,19 @@ def make_plan(request: Request, facts: Facts, table: tuple[Strategy, ...], root:
     )
 
 
-def choose(request: Request, facts: Facts, table: tuple[Strategy, ...], pins: Mapping[str, Sourced[Any]]) -> Choice:
+def choose(
+    request: Request,
+    facts: Facts,
+    table: tuple[Strategy, ...],
+    pins: Mapping[str, Sourced[Any]],
+    *,
+    replays: int = _MOST_REPLAYS,
+) -> Choice:
     """The first in the order of choice that fits; where no row length fits whole, on shorter cuts, longest first.
+
+    Args:
+        replays: how many candidates may be tried in the allocator's replay, tenths of a second each; 0 where an answer
+            is only compared with another.
 
     Raises:
         UsageError: the pins allow no legal combination.
@@ -91,7 +102,7 @@ def choose(request: Request, facts: Facts, table: tuple[Strategy, ...], pins: Ma
     refused: UsageError | None = None
     for narrowed in _narrowed(request, facts):
         try:
-            for choice in _attempts(request, narrowed, table, pins):
+            for choice in _attempts(request, narrowed, table, pins, replays):
                 first = first or choice
                 if choice.best is not None:
                     return choice
@@ -114,24 +125,24 @@ def _narrowed(request: Request, facts: Facts) -> Iterator[Facts]:
 
 
 def _attempts(
-    request: Request, facts: Facts, table: tuple[Strategy, ...], pins: Mapping[str, Sourced[Any]]
+    request: Request, facts: Facts, table: tuple[Strategy, ...], pins: Mapping[str, Sourced[Any]], replays: int
 ) -> Iterator[Choice]:
     costs, order = Costs(facts), order_for(request)
     if request.decided is not None:
         space = decided_space(facts, request, pins)
-        yield Choice(facts=facts, space=space, costs=costs, order=order, best=_settled(space, costs, order))
+        yield Choice(facts=facts, space=space, costs=costs, order=order, best=_settled(space, costs, order, replays))
         return
     shorter = () if "max_length" in pins else cuts(facts)
     for cut in (None, *shorter):
         space = enumerate_space(facts, request, table, pins, cut)
         if not space.families:
             raise refusal(request, facts, space, pins)
-        yield Choice(facts=facts, space=space, costs=costs, order=order, best=_settled(space, costs, order))
+        yield Choice(facts=facts, space=space, costs=costs, order=order, best=_settled(space, costs, order, replays))
 
 
-def _settled(space: Space, costs: Costs, order: Order) -> Scored | None:
+def _settled(space: Space, costs: Costs, order: Order, replays: int) -> Scored | None:
     """The best candidate that fits by the allocator's replay too; the replays stay in ``costs``."""
-    for _ in range(_MOST_REPLAYS):
+    for _ in range(replays):
         found = best(space.families, costs, order)
         if found is None:
             return None

@@ -36,7 +36,7 @@ def changes(request: Request, decided: Plan, table: tuple[Strategy, ...], root: 
     lines = []
     for words, facts, asked in _trials(request, decided.facts, now):
         try:
-            found = choose(asked, facts, table, pins).best
+            found = choose(asked, facts, table, pins, replays=0).best
         except AutoswiftError:  # not legal there
             continue
         if found is not None and _worth(found, now):

@@ -118,7 +118,7 @@ def _memory(decided: Plan, columns: int) -> list[str]:
     terms += [("NCCL", prediction.nccl_bytes)] if prediction.nccl_bytes else []
     totals = [
         ("expected", prediction.driver_bytes),
-        ("at most (p99)", prediction.demand_bytes),
+        ("needs (p99)", prediction.demand_bytes),
         ("budget", prediction.budget_bytes),
     ]
     wide = max(len(name) for name, _ in (*terms, *totals))
