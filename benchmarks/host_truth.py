@@ -240,7 +240,7 @@ def _train(decided: Plan, folder: Path, env: Environment) -> None:
     artefacts = render.render(decided)
     render.write(artefacts.files, folder / "autoswift")
     child = engine.train(
-        decided, artefacts, root=folder, run=folder, env=env, timeout_s=1200, on_line=lambda line: None
+        decided, artefacts, root=Path(env.cwd), run=folder, env=env, timeout_s=1200, on_line=lambda line: None
     )
     if child.exit_code:
         tail = engine_log.scan(engine_log.read_log(folder / engine.LOG)).tail

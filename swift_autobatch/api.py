@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import ask, checkpoints, committed, doctor, gate, receipt, render, run, tables, whatif
+from swift_autobatch import ask, checkpoints, committed, doctor, gate, receipt, render, run, tracing, whatif
 from swift_autobatch.errors import GateError, InputError, MachineError, NothingFitsError, TrainingError, UsageError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.card import dump_card, read_card
@@ -26,7 +26,6 @@ from swift_autobatch.facts.refusals import unfit
 from swift_autobatch.facts.repair import Repaired
 from swift_autobatch.facts.repair import repair as write_clean_copy
 from swift_autobatch.facts.software import read_software
-from swift_autobatch.footprint_file import model_digest
 from swift_autobatch.gate import postmortem
 from swift_autobatch.gate.postmortem import Postmortem
 from swift_autobatch.process import disk_free_bytes
@@ -351,8 +350,8 @@ def read_facts(request: Request, env: Environment, progress: Progress, *, full: 
         )
     cut = asked.pins.get("truncation_strategy")
     cuts_rows = cut is not None and cut.value in ("left", "right")
-    traced = tables.footprints(model_digest(model))
-    return asked, Facts(machine=found, model=model, data=data, cuts_rows=cuts_rows, footprints=traced)
+    traces = tracing.known(model, asked, env)
+    return asked, Facts(machine=found, model=model, data=data, cuts_rows=cuts_rows, footprints=traces)
 
 
 def _defaults(request: Request, found: Machine, env: Environment) -> Request:
@@ -378,13 +377,13 @@ def _defaults(request: Request, found: Machine, env: Environment) -> Request:
     )
 
 
-def _decide(request: Request, env: Environment, progress: Progress) -> tuple[Request, Plan]:
+def _decide(request: Request, env: Environment, progress: Progress, *, runs: bool = False) -> tuple[Request, Plan]:
     """The plan, and the request with its defaults filled in."""
     committed.may_save(request, env)
     asked, facts = read_facts(request, env, progress)
     if refusal := unfit(facts.data):
         raise refusal
-    return asked, committed.decide(asked, facts, strategies(env), env, progress)
+    return asked, tracing.decide(asked, facts, strategies(env), env, progress, always=runs)
 
 
 def _plan_here(request: Request, env: Environment, progress: Progress) -> tuple[Request, Plan]:
@@ -402,7 +401,7 @@ def _plan_here(request: Request, env: Environment, progress: Progress) -> tuple[
             where=f"--dataset {request.datasets.value[0]}",
             hints=("'autoswift plan' and 'autoswift render' take it", "pass the data itself, where they are"),
         )
-    asked, decided = _decide(request, env, progress)
+    asked, decided = _decide(request, env, progress, runs=True)
     _needs_engine(decided)
     progress.stage(_headline(decided))
     return asked, decided

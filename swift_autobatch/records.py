@@ -126,6 +126,7 @@ class Request:
     locked: bool = False  # stop when the recipe does not hold here, instead of planning again
     save_recipe: str | None = None  # file for the decision, written after success
     skip_dry_run: bool = False
+    trace: bool = False  # trace the model where nothing is known of a plan's variants; before a run always
     ask: bool = True  # after training on self-cognition rows, ask the model who it is
     force: bool = False
 

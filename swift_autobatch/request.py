@@ -132,6 +132,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "output_dir": Option(default=None, parse=_text),
         "gate_timeout": Option(default=DEFAULT_GATE_TIMEOUT_S, parse=_seconds),
         "skip_dry_run": Option(default=False, parse=_yes, is_switch=True),
+        "trace": Option(default=False, parse=_yes, is_switch=True),
         "no_ask": Option(default=False, parse=_yes, is_switch=True),
         "force": Option(default=False, parse=_yes, is_switch=True),
     }
@@ -307,6 +308,7 @@ def build_request(
         locked=locked,
         save_recipe=_ours("save_recipe", settings).value,
         skip_dry_run=_ours("skip_dry_run", settings).value,
+        trace=_ours("trace", settings).value,
         ask=not _ours("no_ask", settings).value,
         force=_ours("force", settings).value,
     )

@@ -32,6 +32,7 @@ PLANNING: tuple[tuple[str, str | None, str], ...] = (
     ("--output-dir", "DIR", "Where run folders go; the same as --output_dir. Default: ./output/<model>."),
     ("--gate-timeout", "SECONDS", "Give up on the dry run after this long. Default: 1800."),
     ("--skip-dry-run", None, "Train without proving the plan first."),
+    ("--trace", None, "Trace a model that nothing is known of, 10 to 20 s once. sft and dry-run always do, for a GPU."),
     ("--no-ask", None, "Do not ask the trained model who it is."),
     ("--force", None, "Overwrite files that exist."),
 )

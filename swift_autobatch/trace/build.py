@@ -103,12 +103,14 @@ def _whole(config: Any, key: FootprintKey) -> Any:
         for implementation in dict.fromkeys((attention, "eager")):
             try:
                 with torch.device("meta"), no_init_weights():
-                    return family.from_config(
+                    model = family.from_config(
                         config,
                         dtype=DTYPES[key.dtype],
                         attn_implementation=implementation,
                         trust_remote_code=hasattr(config, "auto_map"),
                     )
+                model.tie_weights()  # left out with the initial values
+                return model
             except Exception as error:
                 last = last or error
     assert last is not None

@@ -11,6 +11,7 @@ from swift_autobatch.records import MONOMIALS, Instant, Phase, Polynomial, Strea
 
 # Instants closer than this in every part are merged into one that is at least both; of the largest of that part.
 _CLOSE = 1 / 4096
+_SHORT = 32
 _GRADIENTS, _OPTIMIZER, _PASSING = 0, 1, 2  # columns: two static parts, then the monomials of what passes
 
 
@@ -18,7 +19,7 @@ def instants(stream: Stream) -> tuple[Instant, ...]:
     """The Pareto set of every phase: an instant is dropped when another is at least as large in every part.
 
     Parts are gradients, optimizer states, and each coefficient of what passes. Merging near-equal instants adds
-    at most 1/4096 of the largest value of a part. Of those left, the ones stay that are the largest somewhere.
+    at most 1/4096 of the largest value of a part. Of a long front the ones stay that are the largest somewhere.
     """
     table, phases, places = _states(stream)
     close = np.maximum(1, (np.abs(table).max(axis=0) * _CLOSE)).astype(np.int64)
@@ -97,7 +98,10 @@ def _front(table: Any) -> list[int]:
 
 def _largest(table: Any) -> list[int]:
     """Indices of rows that are the largest at some point: without checkpointing a thousand lie on the Pareto front,
-    and a few dozen ever are the peak. A sum is linear in its parts, so a grid of what they are multiplied by does."""
+    and a few dozen ever are the peak. A sum is linear in its parts, so a grid of what they are multiplied by does.
+    A front that is short already is kept whole: between the points of the grid another row may be larger by a hair."""
+    if len(table) <= _SHORT:
+        return list(range(len(table)))
     grid = np.array([(*shares, *values) for shares in _SHARES for values in _grid()], dtype=np.float64)
     return sorted(set((grid @ table.T.astype(np.float64)).argmax(axis=1).tolist()))
 

@@ -77,15 +77,14 @@ def traced(
     missing.sort(key=lambda key: (key.tuner, key.quant, key.checkpointing, key.deepspeed))  # alike ones share a model
     if not missing:
         return before
-    found, refused = _child(model, missing, env, progress, device)
-    after = Shelf(
-        footprints={**before.footprints, **found},
-        refused={**before.refused, **{key: why for key, why in refused.items() if key not in found}},
-    )
-    _keep(path, after)
-    for why in dict.fromkeys(refused.values()):
+    new, failed = _child(model, missing, env, progress, device)
+    after = Shelf(footprints={**before.footprints, **new.footprints}, refused={**before.refused, **new.refused})
+    if new.footprints or new.refused:
+        _keep(path, after)
+    whole = after if not failed else Shelf(footprints=after.footprints, refused={**after.refused, **failed})
+    for why in dict.fromkeys((*new.refused.values(), *failed.values())):
         progress.stage(f"not traced: {why}; the closed form answers")
-    return after
+    return whole
 
 
 def digest(model: Traceable, device: str = "cuda") -> str:
@@ -152,8 +151,12 @@ def _write(path: Path, data: bytes) -> None:
 
 def _child(
     model: Traceable, keys: Sequence[FootprintKey], env: Environment, progress: Progress, device: str
-) -> tuple[dict[FootprintKey, Footprint], dict[FootprintKey, str]]:
-    """Traces in a child process; what it had finished counts even where it failed later."""
+) -> tuple[Shelf, dict[FootprintKey, str]]:
+    """Traces in a child process; what it had finished counts even where it failed later.
+
+    Returns:
+        what will hold the next time too, and the keys that a failed child did not reach, with why it failed.
+    """
     progress.stage("tracing the model on this CPU, without its weights (kept for the next time)")
     progress.update("tracing: loading torch and transformers")
     with _folder() as out:
@@ -169,13 +172,16 @@ def _child(
         progress.clear()
         found: dict[FootprintKey, Footprint] = {}
         refused: dict[FootprintKey, str] = {}
+        failed: dict[FootprintKey, str] = {}
         for index, key in enumerate(keys):
             answer, refusal = out / f"{index}.footprint", out / f"{index}.why"
             if answer.exists():
                 found |= footprint_file.load(answer.read_bytes(), str(answer))
-            elif refusal.exists() or why:
-                refused[key] = refusal.read_text(encoding="utf-8") if refusal.exists() else why
-        return found, refused
+            elif refusal.exists():
+                refused[key] = refusal.read_text(encoding="utf-8")
+            elif why:
+                failed[key] = why
+        return Shelf(footprints=found, refused=refused), failed
 
 
 def _run(out: Path, env: Environment, on_line: Callable[[str], None]) -> str:
