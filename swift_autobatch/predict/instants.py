@@ -144,6 +144,7 @@ def _reduction(job: Job) -> Instant:
     """The last gradients of backward: embedding and head."""
     return (
         *term("root reduction", buffers.root_reduction(job), "of embedding and head"),
+        *term("tied gradients", states.tied_gradients(job), "the head's and the embedding's, before they are added"),
         *_whole(job, "end"),
     )
 

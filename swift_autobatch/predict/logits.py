@@ -22,6 +22,10 @@ _PER_ENTRY: dict[str, float] = {
     "vocab_parallel": 10,
     "none": 0,
 }
+# Families that squash their logits: the 16-bit tanh is kept for its backward.
+# Source: transformers models/gemma2/modeling_gemma2.py, final_logit_softcapping (30 in every published config).
+_SOFT_CAPPED = frozenset({"gemma2"})
+_SOFT_CAP_ENTRY = 2
 _PER_ENTRY_FORWARD: dict[str, float] = {"hf_fp32_logits": 10, "shifted_fp32": 14, "shifted_16bit": 12}
 
 
@@ -38,7 +42,12 @@ def loss(job: Job) -> int:
         tile = 1 << max(0, (-(-rows // chunks) - 1).bit_length())
         head_gradient = 2 * shape.vocab * shape.h if job.candidate.tuner == "full" else 0
         return hidden + min(tile, rows) * shape.vocab * 6 + rows * shape.h * 2 + head_gradient
-    return int(hidden + _PER_ENTRY[job.effective.loss] * rows * shape.vocab)
+    return int(hidden + (_PER_ENTRY[job.effective.loss] + _capped(job)) * rows * shape.vocab)
+
+
+def _capped(job: Job) -> int:
+    """Bytes more per entry where logits are squashed."""
+    return _SOFT_CAP_ENTRY if job.facts.model.hf_model_type in _SOFT_CAPPED and job.effective.loss != "none" else 0
 
 
 def head_backward(job: Job) -> int:
@@ -57,7 +66,7 @@ def forward(job: Job) -> int:
     entry = _PER_ENTRY_FORWARD.get(job.effective.loss)
     if entry is None:
         return loss(job)
-    return int(4 * job.shape.h * job.tokens + entry * job.kept_rows * job.shape.vocab)
+    return int(4 * job.shape.h * job.tokens + (entry + _capped(job)) * job.kept_rows * job.shape.vocab)
 
 
 def evaluation(job: Job) -> int:

@@ -66,6 +66,22 @@ def gradients_of_layers(job: Job) -> int:
     return int(gradients(job) * (1 - job.shape.embedding / job.trainable))
 
 
+def tied_gradients(job: Job) -> int:
+    """Bytes at the end of backward where embedding and head are one tensor: the head's gradient waits until the
+    embedding's is there, and their sum is a third.
+
+    Source: torch autograd InputBuffer (accumulates out of place); the traces of 13 tied models (data/footprints).
+    """
+    if (
+        job.candidate.tuner != "full"
+        or job.shape.head
+        or job.candidate.uses_fsdp
+        or job.candidate.parallel == "megatron"
+    ):
+        return 0
+    return 2 * job.shape.embedding * job.grad_bytes_each
+
+
 def optimizer(job: Job) -> int:
     """Bytes of optimizer states on one device, the fp32 master copy of DeepSpeed included."""
     candidate = job.candidate
