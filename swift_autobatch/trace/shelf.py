@@ -25,7 +25,7 @@ from swift_autobatch.process import run_child
 from swift_autobatch.progress import Progress
 from swift_autobatch.records import Environment, Footprint, FootprintKey
 
-TRACER = 1  # raise it whenever the tracer would answer differently: what is on disk is then made anew
+TRACER = 2  # raise it whenever the tracer would answer differently: what is on disk is then made anew
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "ms-swift", "bitsandbytes")
 _TIMEOUT_S = 300.0  # 72B takes 20 s on two idle cores; a model without end is not waited for
 _TRACED = re.compile(r"traced (\d+) of (\d+)")

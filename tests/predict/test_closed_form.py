@@ -83,6 +83,16 @@ def test_95_percent_of_the_points_are_within_3_percent(tmp_path: Path) -> None:
     assert sum(abs(gap) <= 0.03 for gap in points) >= 0.95 * len(points)
 
 
+@pytest.mark.parametrize("model", [*MODELS, *MIXTURES])
+def test_traced_weights_are_the_models_parameters(model: str, tmp_path: Path) -> None:
+    """Tied embeddings once, vision towers whole: a trace that builds another model is worth nothing."""
+    facts = builders.facts(tmp_path, "1xH200", model=model)
+    found = tables.footprints(model_digest(facts.model))
+    whole = [one.weights_bytes for key, one in found.items() if key.tuner == "lora" and key.quant == "none"]
+    assert whole
+    assert whole == pytest.approx([2 * facts.model.params_total] * len(whole), rel=0.01)
+
+
 def test_every_file_that_ships_is_compared(tmp_path: Path) -> None:
     digests = {model_digest(builders.facts(tmp_path, "1xH200", model=model).model) for model in (*MODELS, *MIXTURES)}
     shipped = {path.stem.rsplit("-", 1)[-1] for path in FOLDER.glob("*.xz")}
