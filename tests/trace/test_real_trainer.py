@@ -53,7 +53,7 @@ CASES = {
     "nf4, everything kept": {**LORA, "quant": "nf4", "checkpointing": False},
     "full": FULL,
     "full, everything kept, two micro batches": {**FULL, "checkpointing": False, "accumulates": True},
-    "full, eager attention, AdamW not fused": {**FULL, "attention": "eager", "optimizer": "foreach-adamw"},
+    "full, eager attention": {**FULL, "attention": "eager"},
 }
 B, S, T = 2, 128, 64  # rows, tokens, of which reach the projection; the last T of every row
 MOST = 0.005
