@@ -8,10 +8,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from swift_autobatch import api, render
 from swift_autobatch.adopt import Adopted, read
+from swift_autobatch.engine_flags import shown
 from swift_autobatch.errors import AutoswiftError, InputError, NothingFitsError, UsageError
 from swift_autobatch.facts.assumed_rows import assumed_rows
 from swift_autobatch.facts.model import read_model
@@ -20,7 +19,6 @@ from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import Environment, Facts, Plan, Request, Sourced
 from swift_autobatch.request import build_request
 from swift_autobatch.units import show_gib, show_seconds
-from swift_autobatch.yaml_file import PROJECT
 
 ASSUMED_TOKENS = 2048  # rows of unknown length where the job does not say max_length
 # What the engine does where a script says nothing. Source: ms-swift 4.6 sft_args.py, base_args.
@@ -122,20 +120,6 @@ def argv(adopted: Adopted) -> tuple[str, ...]:
     return tuple(words)
 
 
-def recipe_text(adopted: Adopted, request: Request, name: str) -> str:
-    """A project recipe that asks for what the file asks for; it was never planned."""
-    asked: dict[str, Any] = {
-        "model": request.model.value,
-        "dataset": list(request.datasets.value) or None,
-        "parallel_method": request.parallel_method.value if request.parallel_method.source != "default" else None,
-        "nproc": request.nproc.value,
-        "flags": {flag: _plain(pin.value) for flag, pin in request.pins.items()},
-    }
-    document = {"schema": PROJECT, "request": {key: value for key, value in asked.items() if value not in (None, {})}}
-    header = f"# Imported by autoswift from {adopted.path}. Run it: autoswift sft --recipe {name}\n"
-    return header + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
-
-
 def differences(one: Adopted, other: Adopted) -> tuple[str, ...]:
     """What two jobs do not have in common: flags and environment variables, each side's value."""
     lines = []
@@ -160,7 +144,7 @@ def import_file(file: str, target: str, env: Environment, *, force: bool = False
     adopted = read(Path(env.cwd, file), file)
     options = {"nproc": str(adopted.nproc)} if adopted.nproc else {}
     request = build_request(options, argv(adopted), env)
-    render.write_file(path, recipe_text(adopted, request, target))
+    render.write_file(path, render.asked_yaml(request, source=adopted.path, name=target))
     return path, adopted
 
 
@@ -240,18 +224,11 @@ def _changes(was: Plan | None, own: Plan | None) -> tuple[str, ...]:
             continue
         old, new = (plan.engine_args[flag].value if flag in plan.engine_args else None for plan in (was, own))
         if old != new:
-            lines.append(f"--{flag} {_shown(new)}" + (f" instead of {_shown(old)}" if old is not None else ""))
+            was_said = f" instead of {shown(old)}" if old is not None else ""
+            lines.append(f"--{flag} {'(left out)' if new is None else shown(new)}{was_said}")
     if lines:
         lines.append(
             f"{show_seconds(own.prediction.epoch_s)} an epoch instead of {show_seconds(was.prediction.epoch_s)}, "
             f"{show_gib(own.prediction.driver_bytes)} a card instead of {show_gib(was.prediction.driver_bytes)}"
         )
     return tuple(lines)
-
-
-def _shown(value: str | tuple[str, ...] | None) -> str:
-    return "(left out)" if value is None else value if isinstance(value, str) else " ".join(value)
-
-
-def _plain(value: str | tuple[str, ...]) -> str | list[str]:
-    return value if isinstance(value, str) else list(value)

@@ -21,6 +21,9 @@ _BLANK_AFTER = re.compile(r"[\\^`][ \t]+$")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))|%(\w+)%")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*)\)\)|\$\(\s*expr\s+([^()]*)\)|`\s*expr\s+([^`]*)`")
 _COMPUTED = re.compile(r"\s*(?:export\s+)?\w+=[^ ]*\$\((?!\(|\s*expr)")
+_WORD = re.compile(
+    r"""(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+|['"].*""", re.DOTALL
+)
 _SCRIPTS = re.compile(r"(?:^|/)swift/cli/(\w+)\.py$")
 _MODULES = re.compile(r"swift\.cli\.(\w+)$")
 _SETTERS = ("export", "set", "setx", "env")
@@ -67,20 +70,20 @@ def _logical_lines(text: str) -> Iterator[_Line]:
         stripped = raw.strip()
         if stripped.startswith(("#", "REM ", "rem ", "::")):
             if joined:
-                findings.append(_remark(number))
+                findings.append(_broken("comment", number))
                 yield _Line(joined, start, tuple(breaks), tuple(findings))
                 joined = ""
             continue
         if joined:
             breaks.append(len(joined))
         if _BLANK_AFTER.search(raw):
-            findings.append(_blank(number))
+            findings.append(_broken("blank", number))
             raw = raw.rstrip()
         if _CONTINUED.search(raw):
             joined += _CONTINUED.sub(" ", raw)
             continue
         if joined and not stripped and breaks:
-            findings.append(_empty(number))
+            findings.append(_broken("empty", number))
         joined += raw
         if joined.strip():
             yield _Line(joined, start, tuple(breaks), tuple(findings))
@@ -89,31 +92,23 @@ def _logical_lines(text: str) -> Iterator[_Line]:
         yield _Line(joined, start, tuple(breaks), tuple(findings))
 
 
-def _blank(number: int) -> Finding:
-    return Finding(
-        level="error",
-        line=number,
-        text="a blank after the line continuation ends the command here: the flags below it are not passed",
-        fix="remove the blanks at the end of this line",
-    )
+_BROKEN: Mapping[str, tuple[str, str]] = {
+    "blank": (
+        "a blank after the line continuation ends the command here: the flags below it are not passed",
+        "remove the blanks at the end of this line",
+    ),
+    "empty": ("an empty line ends the command although the line above continues it", "remove this line"),
+    "comment": (
+        "a comment between continued lines ends the command: the flags below it are not passed",
+        "move the comment above the command",
+    ),
+}
 
 
-def _empty(number: int) -> Finding:
-    return Finding(
-        level="error",
-        line=number,
-        text="an empty line ends the command although the line above continues it",
-        fix="remove this line",
-    )
-
-
-def _remark(number: int) -> Finding:
-    return Finding(
-        level="error",
-        line=number,
-        text="a comment between continued lines ends the command: the flags below it are not passed",
-        fix="move the comment above the command",
-    )
+def _broken(kind: str, number: int) -> Finding:
+    """What ends a command before its author meant it to."""
+    text, fix = _BROKEN[kind]
+    return Finding(level="error", line=number, text=text, fix=fix)
 
 
 def _read_line(line: _Line, variables: dict[str, Setting]) -> Call | None:
@@ -128,15 +123,13 @@ def _read_line(line: _Line, variables: dict[str, Setting]) -> Call | None:
         problem = Finding(level="error", line=line.number, text=f"the shell could not read this: {error}", fix="")
         return Call(verb="sft", line=line.number, flags={}, findings=(*findings, problem))
     own: dict[str, Setting] = {}
-    while words and (match := _ASSIGNMENT.fullmatch(words[0][0])) and not words[0][0].startswith("-"):
-        own[match[1]] = Setting(words=(match[2],), line=words.pop(0)[1])
-    if words and words[0][0] in _SETTERS:
+    while words:
+        word, number = words[0]
+        if match := _ASSIGNMENT.fullmatch(word):
+            own[match[1]] = Setting(words=(match[2],), line=number)
+        elif word not in _SETTERS:
+            break
         words.pop(0)
-        for word, number in words:
-            if match := _ASSIGNMENT.fullmatch(word):
-                own[match[1]] = Setting(words=(match[2],), line=number)
-        while words and _ASSIGNMENT.fullmatch(words[0][0]):
-            words.pop(0)
     if not words:
         variables.update(own)
         return None
@@ -150,13 +143,8 @@ def _read_line(line: _Line, variables: dict[str, Setting]) -> Call | None:
 
 def _words(line: _Line, variables: Mapping[str, Setting], findings: list[Finding]) -> Iterator[tuple[str, int]]:
     """The words of a line, variables filled in, each with its physical line; a comment at the end is left out."""
-    offset = 0
-    lexer = re.compile(
-        r"""(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+|['"].*""", re.DOTALL
-    )
-    for match in lexer.finditer(line.text):
-        raw, offset = match[0], match.start()
-        number = line.line_at(offset)
+    for match in _WORD.finditer(line.text):
+        raw, number = match[0], line.line_at(match.start())
         if raw.startswith("#"):
             return
         if raw in ("|", ">", ">>", "2>&1", "&", "&&", ";", "||", "&>") or raw.startswith((">", "2>", "&>")):

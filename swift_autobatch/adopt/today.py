@@ -131,7 +131,6 @@ def _checked(name: str, setting: Setting, findings: list[Finding]) -> Setting | 
         flag = engine_flags.find(name, dialect())
         words = setting.words or (("true",) if flag.kind == "bool" else ())
         value = engine_flags.check(flag, [word.strip("'\"") for word in words], where)
-        engine_flags.check_tuner({})
     except UsageError as error:
         fix = error.hints[0] if error.hints else ""
         findings.append(Finding(level="error", line=setting.line, text=error.what, fix=fix))

@@ -125,7 +125,7 @@ _THIS_PROCESS = re.compile(rf"this process has {_SIZE} memory in use")
 _GPU = re.compile(r"GPU (\d+)[ ;]")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _FRAME = re.compile(r'File "([^"]+)", line \d+, in (\S+)')
-_CONTRADICTION = re.compile(r"nan\b", re.IGNORECASE)
+_NAN = re.compile(r"nan\b", re.IGNORECASE)
 
 
 def explain(text: str) -> Postmortem:
@@ -272,7 +272,7 @@ def _loss_or_unknown(lines: Sequence[str], log: engine_log.LogFacts) -> Postmort
     """A training that went on with NaN, a crash that is not in the table, or nothing at all."""
     for number, line in enumerate(lines, 1):
         row = engine_log.row_of_line(line)
-        if row is not None and any(_CONTRADICTION.fullmatch(str(row.get(k, ""))) for k in ("loss", "grad_norm")):
+        if row is not None and any(_NAN.fullmatch(str(row.get(k, ""))) for k in ("loss", "grad_norm")):
             step = row.get("global_step/max_steps", "?")
             return Postmortem(
                 code="nan-loss",

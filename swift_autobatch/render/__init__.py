@@ -14,10 +14,11 @@ from swift_autobatch.errors import MachineError, UsageError
 from swift_autobatch.records import Artefacts, Plan
 from swift_autobatch.render.engine_config import configs
 from swift_autobatch.render.plan_json import candidate_json, facts_json, plan_json, prediction_json
-from swift_autobatch.render.recipe_yaml import measured_figures, recipe_yaml
+from swift_autobatch.render.recipe_yaml import asked_yaml, measured_figures, recipe_yaml
 from swift_autobatch.render.script import script
 
 __all__ = [
+    "asked_yaml",
     "candidate_json",
     "facts_json",
     "flatten",

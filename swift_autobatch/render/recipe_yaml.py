@@ -42,8 +42,30 @@ def recipe_yaml(plan: Plan, request: Request, *, name: str, measured: Mapping[st
         "predicted": predicted_figures(plan.prediction),
         "measured": dict(measured) if measured else None,
     }
-    body = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False)
-    return _HEADER.format(name=name) + body
+    return _HEADER.format(name=name) + _dumped(document)
+
+
+def asked_yaml(request: Request, *, source: str, name: str) -> str:
+    """A project recipe that only asks, and was never planned.
+
+    Args:
+        source: the file that it was read from, for the header.
+        name: the file name, for the header.
+    """
+    method = request.parallel_method
+    asked = {
+        "model": request.model.value,
+        "dataset": list(request.datasets.value),
+        "parallel_method": None if method.source == "default" else method.value,
+        "nproc": request.nproc.value,
+        "flags": {flag: _plain(pin.value) for flag, pin in request.pins.items()},
+    }
+    header = f"# Imported by autoswift from {source}. Run it: autoswift sft --recipe {name}\n"
+    return header + _dumped({"schema": PROJECT, "request": {key: value for key, value in asked.items() if value}})
+
+
+def _dumped(document: Mapping[str, Any]) -> str:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False)
 
 
 class _Dumper(yaml.SafeDumper):
