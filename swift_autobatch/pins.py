@@ -7,18 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from swift_autobatch import deepspeed_config
+from swift_autobatch.deepspeed_config import Fault
+from swift_autobatch.engine_flags import PRESETS
 from swift_autobatch.errors import InputError, UsageError
 from swift_autobatch.records import Request, Sourced
 
-_DEEPSPEED_PRESETS = {
-    "zero0": "zero0",
-    "zero1": "zero1",
-    "zero2": "zero2",
-    "zero3": "zero3",
-    "zero2_offload": "zero2_offload",
-    "zero3_offload": "zero3_offload",
-}
-_STAGES = (0, 1, 2, 3)
 _ATTENTION = {"flash_attn": "flash_attention_2"}
 
 
@@ -77,7 +71,7 @@ def pinned_fields(request: Request, cwd: Path) -> Mapping[str, Sourced[Any]]:
 def pinned_json(request: Request, flag: str, cwd: Path) -> dict[str, Any] | None:
     """The DeepSpeed or FSDP config that the user pinned as a file or as JSON text; None for a preset name."""
     pin = request.pins.get(flag)
-    if pin is None or not isinstance(pin.value, str) or pin.value in (*_DEEPSPEED_PRESETS, "fsdp2"):
+    if pin is None or not isinstance(pin.value, str) or pin.value in (*PRESETS["deepspeed"], *PRESETS["fsdp"]):
         return None
     text, where = pin.value, f"--{flag}"
     if not text.lstrip().startswith("{"):
@@ -89,7 +83,7 @@ def pinned_json(request: Request, flag: str, cwd: Path) -> dict[str, Any] | None
             raise InputError(
                 f"--{flag} names a file that cannot be read: {pin.value}",
                 where=f"--{flag}",
-                hints=(f"use one of {', '.join(_DEEPSPEED_PRESETS)}" if flag == "deepspeed" else "use fsdp2",),
+                hints=(f"use one of {', '.join(PRESETS[flag])}",),
             ) from error
     try:
         document = json.loads(text)
@@ -138,9 +132,7 @@ def _parallel(request: Request, cwd: Path) -> dict[str, Sourced[Any]]:
             "--deepspeed and --fsdp exclude each other", where="--fsdp", hints=("drop --fsdp", "drop --deepspeed")
         )
     if deepspeed is not None:
-        parallel = Sourced(value=_deepspeed_parallel(request, cwd), source=deepspeed.source)
-        bucket = _bucket(pinned_json(request, "deepspeed", cwd))
-        return {"parallel": parallel, "bucket_elements": Sourced(value=bucket, source=deepspeed.source)}
+        return _deepspeed(request, cwd)
     if fsdp is not None:
         config = pinned_json(request, "fsdp", cwd) or {}
         offload = "offload" in str(config.get("fsdp", ""))
@@ -148,34 +140,55 @@ def _parallel(request: Request, cwd: Path) -> dict[str, Sourced[Any]]:
     return {}
 
 
-def _bucket(config: Mapping[str, Any] | None) -> int | None:
-    """Elements of the reduce bucket that a pinned ZeRO-1/2 config names; None: the preset's."""
-    zero = (config or {}).get("zero_optimization")
-    found = zero.get("reduce_bucket_size") if isinstance(zero, dict) and zero.get("stage") in (1, 2) else None
-    return int(found) if isinstance(found, (int, float)) and not isinstance(found, bool) and found >= 1 else None
+def _deepspeed(request: Request, cwd: Path) -> dict[str, Sourced[Any]]:
+    """Method and reduce bucket of a pinned preset or config, and what else the config decides.
+
+    Raises:
+        InputError: every error of the config at once, or a value that contradicts a flag.
+    """
+    source = request.pins["deepspeed"].source
+    config = pinned_json(request, "deepspeed", cwd)
+    if config is None:
+        name = str(request.pins["deepspeed"].value)
+        return {"parallel": Sourced(value=name, source=source), "bucket_elements": Sourced(value=None, source=source)}
+    _sound(config)
+    decided: dict[str, Any] = {
+        "parallel": deepspeed_config.method(config),
+        "bucket_elements": deepspeed_config.reduce_bucket(config),
+    }
+    for flag, value in deepspeed_config.asked(config).items():
+        _agrees(flag, value, request)
+        if flag in _FIELDS:
+            name, convert = _FIELDS[flag]
+            decided[name] = convert(str(int(value)) if isinstance(value, float) else str(value))
+    return {name: Sourced(value=value, source=source) for name, value in decided.items()}
 
 
-def _deepspeed_parallel(request: Request, cwd: Path) -> str:
-    name = str(request.pins["deepspeed"].value)
-    if name in _DEEPSPEED_PRESETS:
-        return _DEEPSPEED_PRESETS[name]
-    config = pinned_json(request, "deepspeed", cwd) or {}
-    zero = config.get("zero_optimization")
-    if not isinstance(zero, dict):
+def _sound(config: Mapping[str, Any]) -> None:
+    wrong = [fault for fault in deepspeed_config.faults(config) if fault.level == "error"]
+    if config.get("train_batch_size", "auto") != "auto":
+        said = "train_batch_size must follow from batch, ranks and accumulation, or the trainer stops at its start"
+        wrong.append(Fault(level="error", key="train_batch_size", text=said, fix='"train_batch_size": "auto"'))
+    if len(wrong) == 1:
+        raise InputError(wrong[0].text, where="--deepspeed", hints=(wrong[0].fix,))
+    if wrong:
         raise InputError(
-            "the DeepSpeed config has no zero_optimization block, which the engine requires",
+            f"{len(wrong)} errors in the DeepSpeed config",
             where="--deepspeed",
-            hints=('add "zero_optimization": {"stage": 2}',),
+            figures=tuple(f"{fault.text}: {fault.fix}" for fault in wrong),
+            hints=("'autoswift check FILE' names their lines",),
         )
-    stage = zero.get("stage", 0)
-    if type(stage) is not int or stage not in _STAGES:
-        raise InputError(
-            f"zero_optimization.stage is {json.dumps(stage)}; DeepSpeed has 0, 1, 2 and 3",
-            where="--deepspeed",
-            hints=('write "stage": 2 (or 3 to shard the weights as well)',),
-        )
-    offload = any(
-        isinstance(zero.get(key), dict) and zero[key].get("device", "none") != "none"
-        for key in ("offload_optimizer", "offload_param")
+
+
+def _agrees(flag: str, value: Any, request: Request) -> None:
+    """The trainer compares what the config says with its flags at its start, and stops where they differ."""
+    default = {"max_grad_norm": "1.0"}.get(flag)
+    pin = request.pins.get(flag)
+    said = pin.value if pin is not None else default
+    if said is None or said == value or (isinstance(value, (int, float)) and float(str(said)) == value):
+        return
+    raise InputError(
+        f"the DeepSpeed config asks for {flag} {value}, and {'the flag' if pin else 'its default'} says {said}",
+        where="--deepspeed",
+        hints=('write "auto" in the config: the trainer fills it in', f"--{flag} {value}"),
     )
-    return f"zero{stage}" + ("_offload" if offload and stage > 1 else "")

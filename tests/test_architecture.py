@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "swift_autobatch"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"units", "errors", "progress"}),
     frozenset({"records", "tables", "process", "workers", "guardian", "yaml_file", "footprint_file", "interconnect"}),
-    frozenset({"request", "engine_flags", "recipe", "facts", "strategies", "trace"}),
+    frozenset({"request", "engine_flags", "deepspeed_config", "recipe", "facts", "strategies", "trace"}),
     frozenset({"rules", "effective", "pins", "machines", "doctor"}),
     frozenset({"candidates", "predict", "schedule", "checkpoints", "arguments"}),
     frozenset({"planner", "worth", "shortfall", "search", "refusal", "reasons"}),
@@ -30,6 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 PURE = frozenset(
     {
         "rules",
+        "deepspeed_config",
         "doctor",
         "effective",
         "pins",
