@@ -109,13 +109,7 @@ def _memory_title(decided: Plan) -> str:
 def _memory(decided: Plan, columns: int) -> list[str]:
     prediction = decided.prediction
     budget = max(1, prediction.budget_bytes)
-    visible = [term for term in prediction.terms if show_gib(term.bytes) != show_gib(0)]
-    terms = [(term.name, term.bytes) for term in visible]
-    beside = prediction.context_bytes + prediction.nccl_bytes
-    rest = prediction.driver_bytes - beside - prediction.allocated_bytes
-    terms += [("fragmentation", rest)] if rest > 0 else []
-    terms += [("context", prediction.context_bytes)] if prediction.context_bytes else []
-    terms += [("NCCL", prediction.nccl_bytes)] if prediction.nccl_bytes else []
+    terms = [(name, size) for name, size in memory_parts(prediction) if show_gib(size) != show_gib(0)]
     totals = [
         ("expected", prediction.driver_bytes),
         ("needs (p99)", prediction.demand_bytes),
@@ -133,6 +127,17 @@ def _memory(decided: Plan, columns: int) -> list[str]:
     return [*lines, *text.wrapped(_three_figures(prediction), columns)]
 
 
+def memory_parts(prediction: Prediction) -> list[tuple[str, int]]:
+    """What the expected memory of a card consists of, in bytes; the parts sum to ``driver_bytes``."""
+    beside = prediction.context_bytes + prediction.nccl_bytes
+    return [
+        *((term.name, term.bytes) for term in prediction.terms),
+        ("fragmentation", prediction.driver_bytes - beside - prediction.allocated_bytes),
+        ("context", prediction.context_bytes),
+        ("NCCL", prediction.nccl_bytes),
+    ]
+
+
 def _three_figures(prediction: Prediction) -> str:
     """Allocated, reserved and driver memory, and the least that the run survives in."""
     reserved = prediction.driver_bytes - prediction.context_bytes - prediction.nccl_bytes
@@ -140,6 +145,8 @@ def _three_figures(prediction: Prediction) -> str:
         f"allocated {show_gib(prediction.allocated_bytes)}, reserved {show_gib(reserved)}, "
         f"driver {show_gib(prediction.driver_bytes)}; it survives with {show_gib(prediction.needs_p50_bytes)} reserved"
     )
+    if prediction.driver_bytes > prediction.demand_bytes:
+        words += " (more is expected than needed: what was freed stays cached until the card is full)"
     if prediction.replay is None or prediction.replay_otherwise is None:
         return words
     ours, other = prediction.replay, prediction.replay_otherwise

@@ -21,6 +21,7 @@ from swift_autobatch.records import Instant as Traced
 SHIPPED_RANK = 8  # ms-swift's default; other ranks are counted from it
 _KEPT = 4  # instants of a phase that become terms: the largest ones
 _LOGITS = MONOMIALS.index("k")
+_CLOSING = 2  # the closed form's last instants of a step: reduction of the root group, the optimizer's update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +82,38 @@ def phases(job: Job, footprint: Footprint) -> dict[Phase, list[Instant]]:
     """Every phase with its candidates for the peak, as :func:`instants.phases`."""
     found = dict(instants.phases(job))
     lasting = instants.lasting(job)
-    sharded = job.candidate.uses_deepspeed or job.candidate.uses_fsdp
-    closed_step = sharded or footprint.key.optimizer != job.effective.optimizer
+    closed_step = closes_itself(job, footprint)
     for phase in ("first_step", "steady"):
         traced = _Traced(job, footprint, lasting, point(job), closed_step)
-        # The closed form's last two instants are the reduction of the root group and the optimizer's step.
-        found[phase] = [*traced.of(phase), *(found[phase][-2:] if closed_step else ())]
+        found[phase] = [*traced.of(phase), *(found[phase][-_CLOSING:] if closed_step else ())]
     row = Point(b=1, s=job.row_tokens, k=min(job.row_tokens, job.kept_rows))
     evaluated = list(_Traced(job, footprint, lasting, row, closed_step).of("eval"))
     found["eval"] = evaluated or found["eval"]
     return found
+
+
+def closes_itself(job: Job, footprint: Footprint) -> bool:
+    """Whether the end of a step is another than the traced one: what is sharded is reduced and gathered there."""
+    sharded = job.candidate.uses_deepspeed or job.candidate.uses_fsdp
+    return sharded or footprint.key.optimizer != job.effective.optimizer
+
+
+def closing(job: Job, footprint: Footprint) -> tuple[tuple[int, ...], ...]:
+    """Bytes that the end of a step takes beside the stream, by moment; () where the stream has them."""
+    if not closes_itself(job, footprint):
+        return ()
+    stays = {part.name for part in instants.lasting(job)} | {"gradients"}
+    moments = []
+    for instant in instants.phases(job)["steady"][-_CLOSING:]:
+        blocks = [part.bytes for part in instant if part.name not in stays]
+        moments.append(tuple(blocks))
+    return tuple(moments)
+
+
+def keeps_gradients(job: Job, phase: Phase = "steady") -> bool:
+    """Whether all gradients are alive at every instant: under DeepSpeed, and while micro batches accumulate."""
+    accumulates = job.candidate.accumulation > 1 and phase in ("first_step", "steady")
+    return job.candidate.uses_deepspeed or accumulates
 
 
 def rank_bytes(job: Job, footprint: Footprint) -> int:
@@ -132,8 +155,11 @@ class _Traced:
     def _alive(self, one: Traced) -> tuple[float, float]:
         """Shares of the gradients and of the optimizer's states that are alive."""
         candidate = self._job.candidate
-        kept = candidate.uses_deepspeed or (candidate.accumulation > 1 and one.phase in ("first_step", "steady"))
-        gradients = 1.0 if kept or not self._all_gradients else one.gradients_bytes / self._all_gradients
+        gradients = (
+            1.0
+            if keeps_gradients(self._job, one.phase) or not self._all_gradients
+            else one.gradients_bytes / self._all_gradients
+        )
         states_alive = (
             1.0 if candidate.uses_deepspeed or not self._all_states else one.optimizer_bytes / self._all_states
         )

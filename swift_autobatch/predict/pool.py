@@ -15,7 +15,7 @@ from swift_autobatch.predict.footprints import Point
 from swift_autobatch.predict.job import Job, job
 from swift_autobatch.predict.profile import SWIFT, Engine
 from swift_autobatch.predict.replay import Run, Script, needs, replay, script
-from swift_autobatch.records import Candidate, Facts, Footprint, Prediction, Replay, StorageKind
+from swift_autobatch.records import Candidate, Facts, Footprint, PhaseMemory, Prediction, Replay, StorageKind
 
 _MOST_BATCHES = 4096  # micro batches of the order that is looked at
 _MOST_RECORDS = 5  # of them replayed: those that are longer than any before, the last ones
@@ -43,18 +43,29 @@ def replayed(facts: Facts, candidate: Candidate, prediction: Prediction, engine:
     run = _run(work, footprint, steps, _first_and_costliest(work))
     least = needs(run, replay(run, expandable=chosen.expandable), expandable=chosen.expandable)
     chosen = replace(chosen, needs_bytes=least)
-    elsewhere = [one.gpu_bytes for one in prediction.phases if one.phase in ("load", "eval", "save")]
-    needed = max(least, *elsewhere)
+    phases = tuple(_replayed_phase(one, least, prediction) for one in prediction.phases)
+    needed = max(one.gpu_bytes for one in phases if one.phase != "resume")
     beside = prediction.context_bytes + prediction.nccl_bytes
     room = min(gpu.total_bytes for gpu in facts.machine.gpus) - beside
     return replace(
         prediction,
         needs_p50_bytes=needed,
         needs_p99_bytes=prediction.needs_p99_bytes - prediction.needs_p50_bytes + needed,
+        phases=phases,
         reserved_bytes=max(needed, min(room, chosen.varied_bytes)),
         replay=chosen,
         replay_otherwise=other,
     )
+
+
+def _replayed_phase(phase: PhaseMemory, least: int, prediction: Prediction) -> PhaseMemory:
+    """A phase with the replay's need where it trains; never below what the terms of the binding phase sum to."""
+    if phase.phase == "steady":
+        phase = replace(phase, gpu_bytes=least)
+    elif phase.phase == "first_step":
+        phase = replace(phase, gpu_bytes=min(least, phase.gpu_bytes))
+    binding = phase.phase == prediction.binding_phase
+    return replace(phase, gpu_bytes=max(phase.gpu_bytes, prediction.allocated_bytes)) if binding else phase
 
 
 def _replay(work: Job, footprint: Footprint, steps: Script, *, expandable: bool) -> Replay:
@@ -88,14 +99,21 @@ def _run(work: Job, footprint: Footprint, steps: Script, points: tuple[Point, ..
     }
     shares: dict[StorageKind, float] = {}
     beside = [buffers.permanent(work), footprints.rank_bytes(work, footprint)]
-    if work.candidate.zero_stage == 3 or work.candidate.uses_fsdp:
-        beside.append(buffers.gathered(work) + buffers.root(work))
     for kind, total in totals.items():
-        if total:
+        if total and not (kind == "gradients" and footprints.keeps_gradients(work)):
             shares[kind] = held[kind] / total  # type: ignore[index]
-        else:  # the trace keeps it on the host, or makes it in other places
+        else:  # the trace keeps it on the host, or makes it in other places, or it outlives the step that was traced
+            shares[kind] = 0  # type: ignore[index]
             beside.append(held[kind])
-    return Run(script=steps, points=points, shares=shares, beside=tuple(beside))
+    sharded = work.candidate.zero_stage == 3 or work.candidate.uses_fsdp
+    return Run(
+        script=steps,
+        points=points,
+        shares=shares,
+        beside=tuple(beside),
+        gathered=(buffers.gathered(work), buffers.root(work)) if sharded else (),
+        updates=footprints.closing(work, footprint),
+    )
 
 
 def _first_and_costliest(work: Job) -> tuple[Point, ...]:

@@ -21,6 +21,7 @@ class Script:
     parts: tuple[tuple[Polynomial, StorageKind], ...]  # unique
     start: tuple[int, ...]  # events of loading and the first step
     step: tuple[int, ...]  # events of a steady step
+    updates: tuple[int, int]  # how many events of ``start`` and of ``step`` come before the optimizer's update
     heirs: tuple[tuple[int, int], ...]  # (storage that a step frees, the one it leaves for the next step to free)
     strays: tuple[int, ...]  # what a step leaves and nobody frees
 
@@ -37,6 +38,7 @@ def script(stream: Stream) -> Script:
         parts=tuple((stream.sizes[size], kind) for size, kind in parts),
         start=stream.events[:first],
         step=step,
+        updates=(_update(stream, 0, first), _update(stream, first, last) - first),
         heirs=heirs,
         strays=strays,
     )
@@ -51,6 +53,12 @@ def _steady(stream: Stream) -> tuple[int, int]:
     begins = phases.index("steady")
     after = (index for index, phase, _ in stream.marks[begins:] if phase != "steady")
     return stream.marks[begins][0], next(after, end)
+
+
+def _update(stream: Stream, begin: int, end: int) -> int:
+    """The event at which the optimizer's update between two events begins; the last one where none is marked."""
+    marked = (index for index, _, place in stream.marks if place == "optimizer" and begin <= index < end)
+    return next(marked, end)
 
 
 def _heirs(stream: Stream, step: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
@@ -78,12 +86,17 @@ class Run:
         shares: what a device holds of a kind of storage over what the stream holds (sharding, offload); 1 where
             nothing is said. 0 takes the kind away.
         beside: bytes of blocks that stay for the whole run beside the stream: buckets, masters, workspaces.
+        gathered: bytes of blocks that every step holds until its update: sharded weights made whole.
+        updates: bytes of blocks that the optimizer's update takes beside the stream, all of one moment together, moment
+            after moment: what sharding reduces, casts and gathers there.
     """
 
     script: Script
     points: tuple[Point, ...]
     shares: Mapping[StorageKind, float] = field(default_factory=dict)
     beside: tuple[int, ...] = ()
+    gathered: tuple[int, ...] = ()
+    updates: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,17 +159,16 @@ def _bisect(run: Run, short: int, enough: int, expandable: bool) -> int:
 
 def _steps(run: Run, allocator: Allocator) -> bool:
     """Whether every step of the job got what it asked for."""
-    for size in run.beside:
-        if size and allocator.allocate(rounded(size)) is None:
-            return False
+    if _take(run.beside, allocator) is None:
+        return False
     alive: list[Block | None] = [None] * len(run.script.slots)
-    if not _play(run.script.start, _sizes(run, run.points[0]), alive, allocator):
+    if not _section(run, 0, run.points[0], alive, allocator):
         return False
     return all(_again(run, point, alive, allocator) for point in run.points[1:])
 
 
 def _again(run: Run, point: Point, alive: list[Block | None], allocator: Allocator) -> bool:
-    if not _play(run.script.step, _sizes(run, point), alive, allocator):
+    if not _section(run, 1, point, alive, allocator):
         return False
     for freed, heir in run.script.heirs:
         alive[freed], alive[heir] = alive[heir], None
@@ -165,6 +177,39 @@ def _again(run: Run, point: Point, alive: list[Block | None], allocator: Allocat
         if block is not None:
             allocator.release(block)
     return True
+
+
+def _section(run: Run, which: int, point: Point, alive: list[Block | None], allocator: Allocator) -> bool:
+    """Loading and the first step (0), or one step more (1), each with what its update takes."""
+    events, update = (run.script.start, run.script.step)[which], run.script.updates[which]
+    sizes = _sizes(run, point)
+    whole = _take(run.gathered, allocator)
+    if whole is None or not _play(events[:update], sizes, alive, allocator):
+        return False
+    _give_back(whole, allocator)
+    for moment in run.updates:
+        blocks = _take(moment, allocator)
+        if blocks is None:
+            return False
+        _give_back(blocks, allocator)
+    return _play(events[update:], sizes, alive, allocator)
+
+
+def _take(sizes: Sequence[int], allocator: Allocator) -> list[Block] | None:
+    """Blocks of these sizes; None where one of them is not to be had."""
+    taken = []
+    for size in sizes:
+        block = allocator.allocate(rounded(size)) if size else None
+        if size and block is None:
+            return None
+        if block is not None:
+            taken.append(block)
+    return taken
+
+
+def _give_back(blocks: Sequence[Block], allocator: Allocator) -> None:
+    for block in blocks:
+        allocator.release(block)
 
 
 def _sizes(run: Run, point: Point) -> list[int]:
