@@ -1,19 +1,19 @@
-"""Predicts published fine-tuning runs and scores the predictor on them.
+"""Predicts the memory of published fine-tuning runs and scores the predictor on them; exits 1 on a missed target.
 
 memory_exam.py CASES.jsonl -o PREDICTIONS.jsonl [--json] [--worst N]
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
-import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import exam
 from cases import Case, Skip, card_gib, express, model_of
 from residuals import left_out, residuals, table, width
 from score import score, summary
@@ -52,27 +52,70 @@ def answer(case: Case) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one family of runs must reach; shares of 1."""
+
+    coverage: float
+    error: float  # mean over sources
+    median: float = 1.0
+    within_10pct: float = 0.0
+    oom_called_fit: int = 10**6  # runs
+    refused: float = 1.0  # of the runs that ran
+    under: float = 1.0  # of the runs of which an upper length is known
+
+
+TARGETS = {
+    "trainer": Target(
+        coverage=0.95, error=0.12, median=0.07, within_10pct=0.65, oom_called_fit=2, refused=0.05, under=0.03
+    ),
+    "megatron": Target(coverage=0.80, error=0.15),
+    "other": Target(coverage=0.80, error=0.15),
+}
+
+
+def missed(found: dict[str, Any]) -> list[str]:
+    """The targets that the score misses, in words. A family without cases, or without runs of a kind, misses none."""
+    words = []
+    for family, target in TARGETS.items():
+        part = found[family]
+        checks = (
+            ("coverage", part["coverage"], -target.coverage),
+            ("mean error by source", part["mape_by_group"], target.error),
+            ("median error", part["median_ape"], target.median),
+            ("share within 10 %", part["within_10pct"], -target.within_10pct),
+            ("out-of-memory runs called fit", part["oom_called_fit"], target.oom_called_fit),
+            ("share of refused runs", part["false_refusals"] / max(1, part["ran"]), target.refused),
+            ("share of under-called runs", part["upper_under"] / max(1, part["upper"]), target.under),
+        )
+        for name, value, bound in checks:
+            if value is None:
+                continue
+            if (value > bound) if bound > 0 else (value < -bound):
+                side = "above" if bound > 0 else "below"
+                words.append(f"{family}: {name} {value:.3g} is {side} {abs(bound):g}")
+    return words
+
+
+def main() -> int:
     """Reads the cases, writes the predictions, prints the score."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worst", type=int, default=20)
-    asked = parser.parse_args()
-    lines = asked.cases.read_text(encoding="utf-8").splitlines()
-    cases = [json.loads(line) for line in lines if line.strip()]
+    asked = exam.options(__doc__).parse_args()
+    cases = exam.read(asked.cases)
     answers = [answer(case) for case in cases]
-    asked.output.write_text("".join(json.dumps(row) + "\n" for row in answers), encoding="utf-8")
+    exam.write(asked.output, answers)
     rows = score(cases, {row["id"]: row for row in answers})
     found = summary(rows)
     if asked.json:
-        json.dump(found, sys.stdout, indent=1)
-        print()
-        return
+        exam.as_json(found)
+        return exam.verdict(missed(found))
     show(found, rows, asked.worst)
     show_left_out(cases, rows)
-    named = {row["id"] for row in answers if not row.get("assumed_shape")}
+    show_named(found, rows, {row["id"] for row in answers if not row.get("assumed_shape")})
+    return exam.verdict(missed(found))
+
+
+def show_named(found: dict[str, Any], rows: list[dict[str, Any]], named: set[str]) -> None:
+    """The score of the runs whose model has a shape of its own."""
     apart = summary([row for row in rows if row["id"] in named])
     print("without the models whose shape is assumed from their size:")
     for family, part in apart.items():
@@ -134,10 +177,8 @@ def show(found: dict[str, Any], rows: list[dict[str, Any]], worst: int) -> None:
     exact = sorted((row for row in rows if row.get("kind") == "exact"), key=lambda row: -abs(row["error"]))
     for row in exact[:worst]:
         print(f"  {row['error']:+.3f}  {row['id']}  {row['tuner']} {row['parallel']}")
-    skipped = collections.Counter(row["skipped"] for row in rows if "skipped" in row)
-    for why, count in skipped.most_common():
-        print(f"  skipped {count}: {why}")
+    exam.show_skipped(rows)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

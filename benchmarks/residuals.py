@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import math
 import statistics
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import exam
 from cases import Case, Skip, express
 from score import family, meter
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("cases", type=Path)
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
-    rows = residuals(json.loads(line) for line in asked.cases.read_text(encoding="utf-8").splitlines() if line.strip())
+    rows = residuals(exam.read(asked.cases))
     made = table(rows)
     for group, (inside, count) in left_out(rows).items():
         print(f"{group:28} {inside} of {count} runs within the p99 made without them")

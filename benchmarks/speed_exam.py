@@ -5,9 +5,6 @@ speed_exam.py CASES.jsonl -o PREDICTIONS.jsonl [--json] [--worst N] [--groups NA
 
 from __future__ import annotations
 
-import argparse
-import collections
-import json
 import math
 import sys
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import exam
 from cases import Case, Skip
 from score_speed import score, show, summary
 from speed_cases import express_speed
@@ -62,38 +60,27 @@ def show_worst(rows: list[dict[str, Any]], answers: dict[str, dict[str, Any]], c
         parts = "  ".join(f"{name} {seconds:.3g}" for name, seconds in answers[row["id"]]["terms"].items())
         measured = f"{row['figure'][:6]} {row['measured'][row['figure']]:.4g}"
         print(f"  x{math.exp(row['error']):.2f}  {row['id']}  {measured}  {parts}")
-    skipped = collections.Counter(row["skipped"] for row in rows if "skipped" in row)
-    for why, times in skipped.most_common():
-        print(f"  skipped {times}: {why}")
+    exam.show_skipped(rows)
 
 
 def main() -> int:
     """Reads the cases, writes the predictions, prints the score."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worst", type=int, default=20)
+    parser = exam.options(__doc__)
     parser.add_argument("--groups", help="only these groups, joined by commas")
     asked = parser.parse_args()
-    cases = [json.loads(line) for line in asked.cases.read_text(encoding="utf-8").splitlines() if line.strip()]
-    cases = [case for case in cases if case.get("speed")]
+    cases = [case for case in exam.read(asked.cases) if case.get("speed")]
     if asked.groups:
         cases = [case for case in cases if case["group"] in asked.groups.split(",")]
     answers = {case["id"]: answer(case) for case in cases}
-    asked.output.write_text("".join(json.dumps(row) + "\n" for row in answers.values()), encoding="utf-8")
+    exam.write(asked.output, answers.values())
     rows = score(cases, answers)
     found = summary(rows)
     if asked.json:
-        json.dump(found, sys.stdout, indent=1)
-        print()
+        exam.as_json(found)
     else:
         show(found)
         show_worst(rows, answers, asked.worst)
-    misses = missed(found)
-    for words in misses:
-        print(f"missed: {words}", file=sys.stderr)
-    return 1 if misses else 0
+    return exam.verdict(missed(found))
 
 
 if __name__ == "__main__":

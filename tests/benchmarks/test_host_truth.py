@@ -7,16 +7,12 @@ within 7 % (docs/measured/host_ram.md); 15 % leaves room for another allocator o
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import host_truth
 import jobs
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import host_truth
 
 CASES = {case.name: case for case in host_truth.CASES}
 

@@ -10,17 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cases
+import exam
+import memory_exam
 import pytest
+import score
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SAMPLE = Path(__file__).parent / "sample_cases.jsonl"
-sys.path.insert(0, str(BENCHMARKS))
-
-import cases  # noqa: E402
-import memory_exam  # noqa: E402
-import score  # noqa: E402
-
-ROWS: list[dict[str, Any]] = [json.loads(line) for line in SAMPLE.read_text(encoding="utf-8").splitlines()]
+ROWS = exam.read(SAMPLE)
 ANSWERS: dict[str, dict[str, Any]] = {row["id"]: memory_exam.answer(row) for row in ROWS}
 UNKNOWN_TUNER = "lora (LLM) + full (ViT)"
 
@@ -77,10 +74,11 @@ def test_the_command_writes_one_prediction_a_row_and_prints_the_score(
 ) -> None:
     output = tmp_path / "predictions.jsonl"
     monkeypatch.setattr(sys, "argv", ["memory_exam.py", str(SAMPLE), "-o", str(output), "--json"])
-    memory_exam.main()
+    found = score.summary(score.score(ROWS, ANSWERS))
+    assert memory_exam.main() == (1 if memory_exam.missed(found) else 0)
     written = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert [row["id"] for row in written] == [row["id"] for row in ROWS]
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(score.summary(score.score(ROWS, ANSWERS))))
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found))
     monkeypatch.setattr(sys, "argv", ["memory_exam.py", str(SAMPLE), "-o", str(output)])
     memory_exam.main()
     assert "skipped 1: tuner" in capsys.readouterr().out
@@ -92,3 +90,19 @@ def test_the_command_writes_one_prediction_a_row_and_prints_the_score(
 )
 def test_the_error_is_the_distance_to_the_nearer_edge(low: float, high: float, error: float) -> None:
     assert score.distance(low, high, 10.0, 12.0) == pytest.approx(error)
+
+
+def test_a_missed_target_is_named_and_fails_the_exam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    met = score.summary(score.score(ROWS, ANSWERS))
+    met = {**met, "trainer": {**met["trainer"], "upper_under": 0}}
+    assert not memory_exam.missed(met)
+    worse = {**met["trainer"], "oom_called_fit": 3, "upper": 100, "upper_under": 4, "within_10pct": 0.5}
+    assert memory_exam.missed({**met, "trainer": worse}) == [
+        "trainer: share within 10 % 0.5 is below 0.65",
+        "trainer: out-of-memory runs called fit 3 is above 2",
+        "trainer: share of under-called runs 0.04 is above 0.03",
+    ]
+    small = tmp_path / "cases.jsonl"
+    exam.write(small, [{**row, "peak_lo_gib": 900.0, "peak_hi_gib": 900.0} for row in ROWS if row["tier"] == "A"])
+    monkeypatch.setattr(sys, "argv", ["memory_exam.py", str(small), "-o", str(tmp_path / "out.jsonl"), "--json"])
+    assert memory_exam.main() == 1

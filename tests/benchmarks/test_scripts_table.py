@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import exam
 import pytest
+import scripts_table
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SAMPLE = Path(__file__).parent / "sample_speeds.jsonl"
-sys.path.insert(0, str(BENCHMARKS))
-
-import scripts_table  # noqa: E402
-
-CASES: dict[str, dict[str, Any]] = {
-    case["id"]: case for case in map(json.loads, SAMPLE.read_text(encoding="utf-8").splitlines())
-}
+CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in exam.read(SAMPLE)}
 ROWS = {name: scripts_table.compare(case) for name, case in CASES.items() if case["group"] in scripts_table.GROUPS}
 
 

@@ -5,23 +5,18 @@ The bounds are twice what the predictor reaches on all rows, so that a term that
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
+import exam
 import pytest
+import score_speed
+import speed_cases
+import speed_exam
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SAMPLE = Path(__file__).parent / "sample_speeds.jsonl"
-sys.path.insert(0, str(BENCHMARKS))
-
-import score_speed  # noqa: E402
-import speed_cases  # noqa: E402
-import speed_exam  # noqa: E402
-
-ROWS: list[dict[str, Any]] = [json.loads(line) for line in SAMPLE.read_text(encoding="utf-8").splitlines()]
+ROWS = exam.read(SAMPLE)
 ANSWERS: dict[str, dict[str, Any]] = {row["id"]: speed_exam.answer(row) for row in ROWS}
 
 
