@@ -18,7 +18,8 @@ from swift_autobatch.records import Measured, Phase, Step
 
 _STEP_KEY = "global_step/max_steps"
 _PHASES: tuple[Phase, ...] = ("load", "first_step", "steady", "eval", "save", "resume")
-_PEAK_EVENTS = ("init", "train_begin", "step", "eval", "save")  # the others repeat a peak or fall between phases
+# The others repeat a peak or fall between phases.
+_PEAK_EVENTS = ("init", "train_begin", "step", "eval", "save", "resume", "pulse")
 
 
 # --------------------------------------------------------------------------------------------- training rows
@@ -102,6 +103,17 @@ def effective(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return next((row for row in rows if row.get("event") == "effective"), None)
 
 
+def observed(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """What came out of the first forward pass, as the first rank that said so has it."""
+    return next((row for row in rows if row.get("event") == "observed"), None)
+
+
+def last_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """The last row of each rank, in the order of ranks."""
+    last = {int(row["rank"]): row for row in rows}
+    return tuple(last[rank] for rank in sorted(last))
+
+
 def supervised_tokens(rows: Iterable[Mapping[str, Any]]) -> int | None:
     """Tokens with a label in the steps that were counted, over all ranks; None: nobody counted."""
     counted = [row["supervised_tokens"] for row in rows if isinstance(row.get("supervised_tokens"), int)]
@@ -118,12 +130,9 @@ def measured(rows: Iterable[Mapping[str, Any]]) -> tuple[Measured, ...]:
 
 
 def _peaks(phase: Phase, rows: list[Mapping[str, Any]]) -> Measured:
-    rss: dict[int, int] = {}
-    for row in rows:
-        if isinstance(row.get("rss_bytes"), int):
-            rank = int(row["rank"])
-            rss[rank] = max(rss.get(rank, 0), row["rss_bytes"])
-    seconds = sorted(row["step_s"] for row in rows if isinstance(row.get("step_s"), (int, float)))
+    rss, pinned = _by_rank(rows, "rss_bytes"), _by_rank(rows, "pinned_bytes")
+    steps = sorted(row["step_s"] for row in rows if isinstance(row.get("step_s"), (int, float)))
+    took = [row["phase_s"] for row in rows if isinstance(row.get("phase_s"), (int, float))]
     return Measured(
         phase=phase,
         gpu_allocated_bytes=_largest(rows, "gpu_allocated_bytes"),
@@ -131,8 +140,20 @@ def _peaks(phase: Phase, rows: list[Mapping[str, Any]]) -> Measured:
         driver_bytes=_largest(rows, "driver_bytes"),
         rss_bytes=max(rss.values(), default=None),
         rss_sum_bytes=sum(rss.values()) if rss else None,
-        seconds=seconds[len(seconds) // 2] if seconds else None,  # the median step; loading is not a step
+        seconds=steps[len(steps) // 2] if steps else max(took, default=None),
+        pinned_bytes=sum(pinned.values()) if pinned else None,
+        shm_bytes=_largest(rows, "shm_bytes"),
+        cgroup_bytes=_largest(rows, "cgroup_bytes"),
     )
+
+
+def _by_rank(rows: Iterable[Mapping[str, Any]], key: str) -> dict[int, int]:
+    """The largest value of each rank that has one."""
+    found: dict[int, int] = {}
+    for row in rows:
+        if isinstance(row.get(key), int):
+            found[int(row["rank"])] = max(found.get(int(row["rank"]), 0), row[key])
+    return found
 
 
 def _largest(rows: Iterable[Mapping[str, Any]], key: str) -> int | None:
@@ -145,7 +166,7 @@ def last_phase(rows: Iterable[Mapping[str, Any]]) -> Phase | None:
     for row in rows:
         if row.get("event") in ("train_begin", "effective"):
             phase = "first_step"
-        elif row.get("event") == "step":
+        elif row.get("event") in ("step", "eval", "save", "resume"):  # these end what they name
             phase = "steady"
         elif row.get("event") == "imports":
             continue

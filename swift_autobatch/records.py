@@ -689,7 +689,10 @@ class Measured:
     driver_bytes: int | None
     rss_bytes: int | None  # the largest rank
     rss_sum_bytes: int | None  # all ranks together
-    seconds: float | None
+    seconds: float | None  # the median optimizer step; else how long the phase took
+    pinned_bytes: int | None = None  # host memory pinned for copies to the cards, all ranks together
+    shm_bytes: int | None = None  # of /dev/shm that is taken, by anybody
+    cgroup_bytes: int | None = None  # charged to the engine's control group, without cached files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -716,6 +719,7 @@ class Verdict:
     seconds: float
     folder: str
     rows: tuple[Row, ...]  # the rows it trained on
+    checkpoint_bytes: int | None = None  # of the one it wrote; None: it wrote none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

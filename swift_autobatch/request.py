@@ -23,7 +23,8 @@ from swift_autobatch.records import Environment, Recipe, Request, Sourced
 from swift_autobatch.tables import Dialect, Flag, dialect, near
 
 PREFIX = "AUTOSWIFT_"
-INTERNAL = frozenset({"AUTOSWIFT_JOB", "AUTOSWIFT_TELEMETRY_DIR"})  # what we hand to our own children
+# What we hand to our own children, and what tests hand to them.
+INTERNAL = frozenset({"AUTOSWIFT_JOB", "AUTOSWIFT_TELEMETRY_DIR", "AUTOSWIFT_SIMULATED_CARD"})
 DEFAULT_GLOBAL_BATCH = 16
 DEFAULT_GATE_TIMEOUT_S = 1800.0  # loading a 70B model from a network disk takes a quarter of an hour
 PARALLEL_METHODS = ("auto", "deepspeed", "fsdp", "megatron", "none")

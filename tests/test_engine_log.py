@@ -83,7 +83,9 @@ def test_the_phase_at_death_is_the_one_being_worked_on() -> None:
     assert engine_log.last_phase(rows) == "load"
     assert engine_log.last_phase([*rows, _row(0, "load", "train_begin")]) == "first_step"
     assert engine_log.last_phase([*rows, _row(0, "first_step", "step")]) == "steady"
-    assert engine_log.last_phase([*rows, _row(0, "save", "save")]) == "save"
+    assert engine_log.last_phase([*rows, _row(0, "save", "begin")]) == "save"
+    assert engine_log.last_phase([*rows, _row(0, "save", "begin"), _row(0, "save", "pulse")]) == "save"
+    assert engine_log.last_phase([*rows, _row(0, "save", "save")]) == "steady"  # done with it
 
 
 def test_a_gpu_oom_under_torchrun_is_read_with_what_it_asked_for() -> None:

@@ -35,18 +35,27 @@ def effective(verdict: Verdict) -> Any:
 
 
 def test_lora_passes_and_is_measured(tmp_path: Path) -> None:
-    plan = jobs.plan(tmp_path, build=True, tuner="lora", micro_batch=2, accumulation=4)
+    """The job splits off rows and saves: so does the dry run, and it reads back what it saved."""
+    pins = {"split_dataset_ratio": "0.1"}
+    plan = jobs.plan(tmp_path, build=True, tuner="lora", micro_batch=2, accumulation=4, pins=pins)
     verdict = dry_run(tmp_path, plan)
     assert (verdict.verdict, verdict.reason.code) == ("pass", "pass"), verdict.reason
     assert [step.step for step in verdict.steps] == [1, 2]
     phases = {item.phase: item for item in verdict.measured}
-    assert set(phases) == {"load", "first_step", "steady"}
+    assert set(phases) == {"load", "first_step", "steady", "eval", "save", "resume"}
+    assert verdict.checkpoint_bytes is not None
+    assert verdict.checkpoint_bytes > 4 * 100_000  # adapters and two states
+    assert all((item.seconds or 0) > 0 for item in phases.values())
+    assert "evaluated, saved, read the checkpoint back" in verdict.reason.text
     assert all(100e6 < (item.rss_sum_bytes or 0) < 8e9 for item in phases.values())
     assert phases["first_step"].gpu_reserved_bytes is None
     found = effective(verdict)
     assert found["dtypes"] == {"float32": found["parameters"]}
     assert 0 < found["trainable_parameters"] < found["parameters"] / 5
     rows = engine_log.read_telemetry(Path(verdict.folder) / "autoswift")
+    seen = engine_log.observed(rows)
+    assert seen is not None
+    assert seen["logits_rows"] == seen["needed_rows"] < seen["row_tokens"]  # only what the loss needs
     shapes = [row["shape"] for row in rows if row["event"] == "step"]
     assert len(shapes) == 2
     assert all(shape[0] == 2 and shape == shapes[0] for shape in shapes)  # the costliest batch, every time

@@ -39,6 +39,13 @@ CAUSES: tuple[Cause, ...] = (
         source="errno 28, errno 122",
     ),
     Cause(
+        code="shm",
+        pattern=r"bus error.*shared memory|insufficient shared memory|Signal 7 \(SIGBUS\)",
+        text="/dev/shm is too small for the data loader's workers",
+        hints=("--dataloader_num_workers 0", "a bigger /dev/shm in containers: --shm-size 8g"),
+        source="torch/utils/data/_utils/signal_handling.py",
+    ),
+    Cause(
         code="environment",
         pattern=r"CUDAMismatchException|does not match the version torch was compiled with",
         text="DeepSpeed cannot compile its CPU optimizer: the CUDA toolkit is not the one torch was built with",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from swift_autobatch import engine, render
@@ -11,7 +13,7 @@ from swift_autobatch.gate import probe
 from swift_autobatch.gate.evidence import collect
 from swift_autobatch.gate.verdict import judge
 from swift_autobatch.progress import Progress, Silent
-from swift_autobatch.records import Artefacts, Environment, Plan, Reason, Verdict
+from swift_autobatch.records import Artefacts, Environment, Plan, Reason, Row, Verdict
 
 
 def run_gate(
@@ -23,14 +25,19 @@ def run_gate(
     env: Environment,
     timeout_s: float,
     try_number: int = 1,
+    val_rows: Sequence[Row] = (),
     progress: Progress | None = None,
 ) -> Verdict:
     """Trains the job's own command on the costliest rows for two optimizer steps (four in fp16) and judges.
+
+    After the steps it evaluates, saves and reads the checkpoint back, where the job will do so; what it saved is
+    deleted.
 
     Args:
         root: the project folder, in which the engine runs.
         run: the job's run folder; the dry run lives in ``autoswift/gate/<try_number>/`` below it.
         timeout_s: wall-clock seconds for the whole dry run, imports and loading included.
+        val_rows: the dearest rows of the validation set, dearest first; empty: training rows stand for them.
 
     Returns:
         A verdict; a port that was taken meanwhile is tried once more with another one.
@@ -48,6 +55,9 @@ def run_gate(
     probing = probe.probe_artefacts(plan, artefacts)
     render.write(probing.files, folder / "autoswift")
     render.write_file(folder / probe.PROBE_FILE, probe.probe_text(rows))
+    phases = probe.probe_phases(plan)
+    if "eval" in phases:
+        render.write_file(folder / probe.EVAL_FILE, probe.probe_text(probe.eval_rows(plan, val_rows)))
     child = engine.train(
         plan,
         probing,
@@ -64,12 +74,22 @@ def run_gate(
         rows=len(rows),
         planned_steps=probe.probe_steps(plan),
         planned_accumulation=probe.probe_accumulation(plan),
+        planned_phases=phases,
     )
+    saved = _sweep(folder)
     word, reason = judge(evidence, plan)
     if reason.code == "port" and try_number == 1 and "MASTER_PORT" not in env.variables:
         progress.stage("the port was taken meanwhile: once more with another one")
         return run_gate(
-            plan, artefacts, root=root, run=run, env=env, timeout_s=timeout_s, try_number=2, progress=progress
+            plan,
+            artefacts,
+            root=root,
+            run=run,
+            env=env,
+            timeout_s=timeout_s,
+            try_number=2,
+            val_rows=val_rows,
+            progress=progress,
         )
     return Verdict(
         verdict=word,
@@ -79,8 +99,19 @@ def run_gate(
         child_exit=child.exit_code,
         seconds=child.seconds,
         folder=str(folder),
-        rows=rows[: plan.candidate.micro_batch * plan.candidate.dp],
+        rows=rows[-plan.candidate.micro_batch * plan.candidate.dp :],
+        checkpoint_bytes=saved,
     )
+
+
+def _sweep(folder: Path) -> int | None:
+    """Deletes the checkpoints of a dry run; returns the bytes of the largest, None where none was written."""
+    sizes = []
+    for checkpoint in folder.glob("checkpoint-*"):
+        sizes.append(sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()))
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    (folder / "last-checkpoint").unlink(missing_ok=True)  # the engine's link to the latest
+    return max(sizes, default=None)
 
 
 def _untried(folder: Path, reason: Reason) -> Verdict:

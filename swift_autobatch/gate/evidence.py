@@ -23,16 +23,27 @@ class Evidence:
     rows: int  # in the probe file
     planned_steps: int
     planned_accumulation: int
+    planned_phases: tuple[Phase, ...]  # after the steps: eval, save, resume
     steps: tuple[Step, ...]
     measured: tuple[Measured, ...]
     effective: Mapping[str, Any] | None
+    observed: Mapping[str, Any] | None  # what came out of the first forward pass
+    last: tuple[Mapping[str, Any], ...]  # the last row of each rank's telemetry
     supervised_tokens: int | None  # in all steps, over all ranks; None: not counted
     phase: Phase | None  # where the job was when the telemetry ends; None: before a trainer existed
     log: engine_log.LogFacts
     log_error: str | None = None
 
 
-def collect(folder: Path, child: ChildResult, *, rows: int, planned_steps: int, planned_accumulation: int) -> Evidence:
+def collect(
+    folder: Path,
+    child: ChildResult,
+    *,
+    rows: int,
+    planned_steps: int,
+    planned_accumulation: int,
+    planned_phases: tuple[Phase, ...],
+) -> Evidence:
     """Reads the engine's and our own files in a dry run's folder."""
     telemetry = engine_log.read_telemetry(folder / "autoswift")
     return Evidence(
@@ -43,9 +54,12 @@ def collect(folder: Path, child: ChildResult, *, rows: int, planned_steps: int, 
         rows=rows,
         planned_steps=planned_steps,
         planned_accumulation=planned_accumulation,
+        planned_phases=planned_phases,
         steps=engine_log.steps(engine_log.read_rows(folder / "logging.jsonl")),
         measured=engine_log.measured(telemetry),
         effective=engine_log.effective(telemetry),
+        observed=engine_log.observed(telemetry),
+        last=engine_log.last_rows(telemetry),
         supervised_tokens=engine_log.supervised_tokens(telemetry),
         phase=engine_log.last_phase(telemetry),
         log=engine_log.scan(engine_log.read_log(folder / "autoswift" / "swift.log")),

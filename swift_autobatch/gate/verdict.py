@@ -10,16 +10,30 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 from swift_autobatch.gate.causes import in_argument_check, known_cause
 from swift_autobatch.gate.evidence import Evidence
-from swift_autobatch.gate.words import READ_LOG, gpu_peak, host_peak, rate_text, rss_text, smaller, tame, where
+from swift_autobatch.gate.words import (
+    READ_LOG,
+    activity,
+    gpu_peak,
+    host_peak,
+    rate_text,
+    rss_text,
+    smaller,
+    tame,
+    where,
+)
 from swift_autobatch.records import Plan, Reason, VerdictWord
 from swift_autobatch.units import show_gib, show_seconds
 
 # A uniform guess over the vocabulary costs ln V; five times that after two steps is a broken run, not a bad start
 # (AutoTP logs twice the loss, so 2 must stay inside).
 _DIVERGED = 5.0
+_AFTER_STEPS = ("eval", "save", "resume")
+_TO_DO = {"eval": "evaluate", "save": "save a checkpoint", "resume": "read its checkpoint back"}
+_DONE = {"eval": "evaluated", "save": "saved", "resume": "read the checkpoint back"}
 
 
 def judge(evidence: Evidence, plan: Plan) -> tuple[VerdictWord, Reason]:
@@ -63,7 +77,10 @@ def _host_kill(evidence: Evidence, plan: Plan) -> Reason | None:
 
 def _recognised(evidence: Evidence, plan: Plan) -> Reason | None:
     crashed = evidence.exit_code != 0 and not evidence.timed_out
-    return known_cause(evidence.log) if crashed else None
+    found = known_cause(evidence.log) if crashed else None
+    if found is None or evidence.phase not in _AFTER_STEPS:
+        return found
+    return replace(found, text=f"{found.text}, {where(evidence)}")
 
 
 def _timeout(evidence: Evidence, plan: Plan) -> Reason | None:
@@ -73,13 +90,14 @@ def _timeout(evidence: Evidence, plan: Plan) -> Reason | None:
     return Reason(
         code="timeout",
         text=f"no end after {show_seconds(evidence.seconds)} {where(evidence)}; "
-        f"its steps were predicted to take {show_seconds(predicted)}",
+        f"its steps were predicted to take {show_seconds(predicted)}{activity(evidence)}",
         hints=("--gate-timeout SECONDS, larger (a first download or compilation takes long)", *smaller(plan)),
     )
 
 
 def _crashed(evidence: Evidence, plan: Plan) -> Reason | None:
-    if evidence.exit_code == 0 or len(evidence.steps) >= evidence.planned_steps:
+    made_all = len(evidence.steps) >= evidence.planned_steps
+    if evidence.exit_code == 0 or (made_all and evidence.phase not in _AFTER_STEPS):
         return None
     said = evidence.log.exceptions[-1] if evidence.log.exceptions else ""
     if said and in_argument_check(evidence.log) and evidence.phase is None:
@@ -109,6 +127,18 @@ def _rows_dropped(evidence: Evidence, plan: Plan) -> Reason | None:
         text=f"the engine dropped {before - after} of the {before} costliest rows: longer than max_length "
         f"{plan.candidate.max_length} by its own count, or broken",
         hints=("a larger --max_length", "--truncation_strategy left keeps long rows, cut"),
+    )
+
+
+def _rows_missing(evidence: Evidence, plan: Plan) -> Reason | None:
+    """The engine's own count of what it trains on; packs and streams have no count of rows."""
+    held = (evidence.effective or {}).get("rows")
+    if plan.candidate.packing or not isinstance(held, int) or held >= evidence.rows:
+        return None
+    return Reason(
+        code="rows-dropped",
+        text=f"the engine trained on {held} of the {evidence.rows} costliest rows and did not say why",
+        hints=("autoswift profile DATASET names rows that do not train", *READ_LOG),
     )
 
 
@@ -183,6 +213,43 @@ def _diverged(evidence: Evidence, plan: Plan) -> Reason | None:
         f"{math.log(plan.facts.model.vocab):.3g}; learning rate {rate_text(plan)}",
         hints=tame(plan),
     )
+
+
+def _path_off(evidence: Evidence, plan: Plan) -> Reason | None:
+    """A kernel or a saving that the plan counts on and the first forward pass did not show."""
+    seen, planned = evidence.observed, plan.effective
+    if seen is None:
+        return None
+    rows, full, needed = seen.get("logits_rows"), seen.get("row_tokens"), seen.get("needed_rows")
+    if planned.loss == "liger_fused" and rows is not None:
+        return Reason(
+            code="silently-off",
+            text=f"the fused loss is off: logits of {rows} positions a row came out in {seen.get('logits_dtype')}, "
+            "where Liger makes none; --loss_scale, --enable_dft_loss and sequence parallelism switch it off",
+            hints=("drop the flag that needs whole logits", "--use_liger_kernel false plans without it"),
+        )
+    if planned.logits_rows != "supervised" or plan.candidate.sp > 1 or rows is None or full is None or needed is None:
+        return None
+    if needed < full <= rows:
+        return Reason(
+            code="silently-off",
+            text=f"logits_to_keep is off: all {full} positions of a row reach the vocabulary, {needed} are needed",
+            hints=("drop --use_logits_to_keep false", "a model class whose forward takes logits_to_keep"),
+        )
+    return None
+
+
+def _phase_missing(evidence: Evidence, plan: Plan) -> Reason | None:
+    """What the job will do after its steps and the dry run, told to do the same, did not."""
+    done = {one.phase for one in evidence.measured}
+    for phase in evidence.planned_phases:
+        if phase not in done and evidence.exit_code == 0 and evidence.measured:
+            return Reason(
+                code="silently-off",
+                text=f"the steps were made, but the engine did not {_TO_DO[phase]}",
+                hints=("look for pinned flags and callbacks that undo the plan", *READ_LOG),
+            )
+    return None
 
 
 def _silently_off(evidence: Evidence, plan: Plan) -> Reason | None:
@@ -266,7 +333,9 @@ def _passed(evidence: Evidence, plan: Plan) -> Reason:
         used = f"GPU peak {show_gib(gpu)} of {show_gib(plan.prediction.budget_bytes)}"
     else:
         used = f"RAM peak {rss_text(evidence)} of {show_gib(plan.prediction.host_budget_bytes)}"
-    return Reason(code="pass", text=f"{evidence.planned_steps} steps on the costliest rows, loss {losses}, {used}")
+    after = "".join(f", {_DONE[phase]}" for phase in evidence.planned_phases)
+    steps = f"{evidence.planned_steps} steps on the costliest rows, loss {losses}"
+    return Reason(code="pass", text=f"{steps}{after}, {used}")
 
 
 _Rule = Callable[[Evidence, Plan], "Reason | None"]
@@ -277,11 +346,14 @@ _RULES: tuple[_Rule, ...] = (
     _timeout,
     _rows_dropped,
     _crashed,
+    _rows_missing,
     _no_step,
     _zero,
     _nan,
     _diverged,
     _silently_off,
+    _path_off,
+    _phase_missing,
     _unmeasured,
     _over_budget,
     _bad_end,

@@ -54,14 +54,32 @@ _PHASE_WORDS = {
     "first_step": "in the first step",
     "steady": "after the first step",
     "eval": "in evaluation",
-    "save": "while saving",
-    "resume": "while resuming",
+    "save": "while saving a checkpoint",
+    "resume": "while resuming from a checkpoint",
 }
 
 
 def where(evidence: Evidence) -> str:
     """The phase the job was in when it ended, in words."""
     return _PHASE_WORDS[evidence.phase] if evidence.phase else "before the trainer was built"
+
+
+_DOING = {"load": "loading", "first_step": "in its first step", "steady": "training", "eval": "evaluating"}
+_DOING |= {"save": "saving", "resume": "resuming"}
+
+
+def activity(evidence: Evidence) -> str:
+    """What each rank was last seen doing, for a job that did not end; the rank that lags is the one to look at."""
+    if not evidence.last:
+        return "; no rank got as far as a model"
+    latest = max(float(row["t"]) for row in evidence.last)
+    seen = []
+    for row in evidence.last[:8]:
+        doing = _DOING.get(str(row.get("phase")), "loading")
+        behind = latest - float(row["t"])
+        late = f", silent {behind:.0f} s before the others" if behind >= 1 else ""
+        seen.append(f"rank {row['rank']} {doing}, step {row.get('step')}{late}")
+    return "; last seen: " + "; ".join(seen)
 
 
 def rss_text(evidence: Evidence) -> str:

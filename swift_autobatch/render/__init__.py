@@ -25,6 +25,7 @@ __all__ = [
     "may_write",
     "measured_figures",
     "plan_json",
+    "plugin",
     "prediction_json",
     "recipe_yaml",
     "render",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _INSIDE = Path(__file__).parent.parent / "inside"
+_BESIDE = ("autoswift_meter.py", "autoswift_paths.py")  # what telemetry.py imports from its own folder
 
 
 def render(plan: Plan) -> Artefacts:
@@ -54,8 +56,14 @@ def render(plan: Plan) -> Artefacts:
     for word in argv:
         if word.startswith(f"{arguments.OWN}/plugins/"):
             name = word.removeprefix(f"{arguments.OWN}/")
-            files[name] = (_INSIDE / Path(name).name).read_text(encoding="utf-8")
+            files[name] = plugin(Path(name).name)
+    files |= {f"plugins/{name}": plugin(name) for name in _BESIDE}
     return Artefacts(files=files, argv=argv, env=env)
+
+
+def plugin(name: str) -> str:
+    """The text of a file that runs inside the engine."""
+    return (_INSIDE / name).read_text(encoding="utf-8")
 
 
 def flatten(args: Mapping[str, str | Sequence[str]]) -> tuple[str, ...]:

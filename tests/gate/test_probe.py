@@ -14,16 +14,46 @@ from hypothesis import strategies as st
 from swift_autobatch import render
 from swift_autobatch.errors import InputError
 from swift_autobatch.gate import probe
-from swift_autobatch.records import Plan
+from swift_autobatch.records import Plan, Row
 
 
 def test_the_costliest_batch_is_repeated_for_every_micro_batch(tmp_path: Path) -> None:
     plan = jobs.plan(tmp_path, world=2, parallel="ddp", micro_batch=2, accumulation=4)
     rows = probe.probe_rows(plan)
     assert len(rows) == 2 * 2 * 2 * 2  # steps x accumulation x ranks x micro batch
-    assert rows[:4] == plan.facts.data.costliest[:4]
+    first, second = plan.facts.data.costliest[:2]
+    assert rows[:4] == (first, first, second, second)  # the engine deals rows out in turn: each rank gets both
     assert rows[4:8] == rows[:4]
-    assert min(row.tokens for row in rows) >= sorted(r.tokens for r in plan.facts.data.costliest)[-4]
+
+
+def _dealt(rows: tuple[Row, ...], rank: int, ranks: int, micro: int) -> list[tuple[Row, ...]]:
+    """The micro batches of a rank, as swift/dataloader/shard.py deals them out without a shuffle."""
+    own = rows[rank::ranks]
+    return [own[at : at + micro] for at in range(0, len(own), micro)]
+
+
+@given(ranks=st.integers(1, 4), micro=st.integers(1, 4), accumulation=st.integers(1, 3))
+def test_every_rank_meets_every_kind_of_costliest_batch_after_its_first_step(
+    ranks: int, micro: int, accumulation: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The longest row, the one with most labels and the one with most images may be three rows."""
+    plan = jobs.plan(
+        tmp_path_factory.mktemp("job"), world=ranks, parallel="ddp", micro_batch=micro, accumulation=accumulation
+    )
+    long, *rest = plan.facts.data.costliest
+    labelled = replace(rest[5], supervised_tokens=500)
+    pictured = replace(rest[9], record={**rest[9].record, "images": ["a.png", "b.png"]})
+    rows = (long, *rest[:5], labelled, *rest[6:9], pictured, *rest[10:])
+    plan = replace(plan, facts=replace(plan.facts, data=replace(plan.facts.data, costliest=rows)))
+    probed = probe.probe_rows(plan)
+    steps, summed = probe.probe_steps(plan), probe.probe_accumulation(plan)
+    assert len(probed) == steps * summed * ranks * micro
+    for rank in range(ranks):
+        batches = _dealt(probed, rank, ranks, micro)
+        later = batches[summed:]
+        for row in (long, labelled, pictured):
+            assert any(row in batch for batch in later)
+        assert long in batches[-1]
 
 
 def test_sequence_parallel_ranks_share_a_batch(tmp_path: Path) -> None:
@@ -77,6 +107,38 @@ def test_fp16_on_a_card_takes_four_steps(tmp_path: Path) -> None:
     assert len(probe.probe_rows(half)) == 2 * len(probe.probe_rows(plan))
 
 
+@pytest.mark.parametrize(
+    ("pins", "phases"),
+    [
+        ({}, ("save", "resume")),
+        ({"save_strategy": "no"}, ()),
+        ({"save_only_model": "true"}, ("save",)),
+        ({"split_dataset_ratio": "0.1"}, ("eval", "save", "resume")),
+        ({"val_dataset": "/v.jsonl", "save_strategy": "no"}, ()),  # the engine evaluates as often as it saves
+        ({"val_dataset": "/v.jsonl", "save_strategy": "no", "eval_strategy": "epoch"}, ("eval",)),
+        ({"val_dataset": "/v.jsonl", "eval_strategy": "no"}, ("save", "resume")),
+    ],
+)
+def test_it_evaluates_saves_and_resumes_where_the_job_does(
+    tmp_path: Path, pins: dict[str, str], phases: tuple[str, ...]
+) -> None:
+    plan = jobs.plan(tmp_path, pins=pins)
+    assert probe.probe_phases(plan) == phases
+    _, dry = _command(plan)
+    assert dry["eval_strategy"] == (("steps",) if "eval" in phases else ("no",))
+    assert dry["save_strategy"] == (("steps",) if "save" in phases else ("no",))
+    assert ("autoswift_resume" in dry["callbacks"]) == ("resume" in phases)
+
+
+def test_an_evaluation_batch_is_of_the_dearest_rows_of_the_validation_set(tmp_path: Path) -> None:
+    plan = jobs.plan(tmp_path, world=2, parallel="ddp", pins={"per_device_eval_batch_size": "2"})
+    first, second = plan.facts.data.costliest[:2]
+    assert probe.eval_rows(plan) == (first, first, second, second)
+    other = replace(first, file="/v.jsonl", tokens=first.tokens - 1)
+    too_long = replace(other, tokens=10_000)
+    assert probe.eval_rows(plan, (too_long, other)) == (other,) * 4
+
+
 def _command(plan: Plan) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
     artefacts = render.render(plan)
     probing = probe.probe_artefacts(plan, artefacts)
@@ -98,10 +160,15 @@ CHANGED = {
     "eval_strategy",
     "report_to",
     "check_model",
+    "val_dataset",
+    "eval_steps",
+    "save_steps",
+    "external_plugins",
+    "callbacks",
 }
 
 
-def test_only_what_makes_it_short_unsaved_and_strict_is_changed(tmp_path: Path) -> None:
+def test_only_what_makes_it_short_and_strict_is_changed(tmp_path: Path) -> None:
     pins = {
         "system": "--- You are Ada",
         "warmup_steps": "10",
@@ -115,10 +182,8 @@ def test_only_what_makes_it_short_unsaved_and_strict_is_changed(tmp_path: Path) 
     gone = {
         "num_train_epochs",
         "warmup_steps",
-        "val_dataset",
         "group_by_length",
         "resume_from_checkpoint",
-        "save_steps",
     }
     assert set(job) - set(dry) == gone
     assert {name for name in dry if dry[name] != job.get(name)} <= CHANGED

@@ -44,6 +44,7 @@ EFFECTIVE = {
     "zero_stage": None,
     "fsdp": False,
     "attention": "sdpa",
+    "rows": 8,
 }
 
 
@@ -57,9 +58,12 @@ def evidence(log: str = "", **changes: Any) -> Evidence:
         "rows": 8,
         "planned_steps": 2,
         "planned_accumulation": 2,
+        "planned_phases": (),
         "steps": (step(1), step(2, 6.5)),
         "measured": (measured(),),
         "effective": EFFECTIVE,
+        "observed": {"logits_rows": 30, "logits_dtype": "float32", "row_tokens": 77, "needed_rows": 30},
+        "last": (),
         "supervised_tokens": 400,
         "phase": "steady",
         "log": scan(log),
@@ -220,6 +224,7 @@ def test_an_exit_code_after_all_steps_is_not_enough_to_fail_nor_to_pass(plan: Pl
     [
         ("RuntimeError: The server socket has failed to listen. EADDRINUSE. port: 29500", "port"),
         ("OSError: [Errno 28] No space left on device", "disk-full"),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. insufficient shared memory", "shm"),
         ("ModuleNotFoundError: No module named 'mpi4py'", "environment"),
         ("ImportError: FlashAttention2 has been toggled on, but it cannot be used", "environment"),
         ("deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder", "environment"),
@@ -236,6 +241,58 @@ def test_ways_to_die(plan: Plan, log: str, code: str) -> None:
     word, reason = judge(evidence(log, exit_code=1, steps=(), measured=(), effective=None, phase=None), plan)
     assert (word, reason.code) == ("fail", code)
     assert "{what}" not in reason.text
+
+
+@pytest.mark.parametrize("phase", ["eval", "save", "resume"])
+def test_a_death_after_the_steps_is_a_refusal_that_names_the_phase(plan: Plan, phase: Any) -> None:
+    """All steps were made: only the telemetry tells that the job would have died later."""
+    word, reason = judge(evidence("RuntimeError: torn", exit_code=1, phase=phase), plan)
+    assert (word, reason.code) == ("fail", "engine-error")
+    word, full = judge(evidence("OSError: [Errno 28] No space left on device", exit_code=1, phase=phase), plan)
+    assert (word, full.code) == ("fail", "disk-full")
+    words = {"eval": "in evaluation", "save": "while saving a checkpoint", "resume": "while resuming"}
+    assert words[phase] in reason.text
+    assert words[phase] in full.text
+    assert words[phase] in judge(evidence(OOM, exit_code=1, phase=phase), plan)[1].text
+
+
+def test_an_evaluation_or_checkpoint_that_did_not_happen_is_noticed(plan: Plan) -> None:
+    done = (measured(), measured(phase="eval"), measured(phase="save"), measured(phase="resume"))
+    phases: Any = ("eval", "save", "resume")
+    word, reason = judge(evidence(planned_phases=phases, measured=done), plan)
+    assert word == "pass"
+    assert "evaluated, saved, read the checkpoint back" in reason.text
+    for missing, words in ((1, "did not evaluate"), (2, "did not save"), (3, "did not read")):
+        found = judge(evidence(planned_phases=phases, measured=(*done[:missing], *done[missing + 1 :])), plan)[1]
+        assert found.code == "silently-off"
+        assert words in found.text
+
+
+def test_a_time_out_says_what_each_rank_was_last_seen_doing(plan: Plan) -> None:
+    last = ({"rank": 0, "t": 100.0, "phase": "steady", "step": 3}, {"rank": 1, "t": 40.0, "phase": "save", "step": 2})
+    _, reason = judge(evidence(timed_out=True, exit_code=-9, last=last), plan)
+    assert reason.code == "timeout"
+    assert "rank 0 training, step 3; rank 1 saving, step 2, silent 60 s before the others" in reason.text
+
+
+def test_rows_that_vanish_without_a_word_are_counted(plan: Plan) -> None:
+    _, reason = judge(evidence(effective={**EFFECTIVE, "rows": 6}), plan)
+    assert reason.code == "rows-dropped"
+    assert "6 of the 8" in reason.text
+
+
+def test_logits_to_keep_and_a_fused_loss_that_did_nothing_are_noticed(plan: Plan) -> None:
+    """Whole rows of logits where the plan counts on the supervised ones, or on none at all."""
+    whole = {"logits_rows": 77, "logits_dtype": "bfloat16", "row_tokens": 77, "needed_rows": 30}
+    _, reason = judge(evidence(observed=whole), plan)
+    assert reason.code == "silently-off"
+    assert "all 77 positions of a row reach the vocabulary, 30 are needed" in reason.text
+    assert judge(evidence(observed={**whole, "needed_rows": 77}), plan)[0] == "pass"  # nothing to leave out
+    fused = replace(plan, effective=replace(plan.effective, loss="liger_fused"))
+    _, reason = judge(evidence(), fused)
+    assert "the fused loss is off: logits of 30 positions" in reason.text
+    none = {**whole, "logits_rows": None, "logits_dtype": None}
+    assert judge(evidence(observed=none), fused)[0] == "pass"
 
 
 def test_the_engines_check_of_flags_is_told_from_other_errors(plan: Plan) -> None:
@@ -260,5 +317,5 @@ def test_the_missing_package_is_named_in_text_and_hint() -> None:
 
 
 def test_every_known_cause_has_words_hints_and_a_source() -> None:
-    assert len(CAUSES) == 12
+    assert len(CAUSES) == 13
     assert all(cause.text and cause.hints and cause.source for cause in CAUSES)
