@@ -97,7 +97,7 @@ def job(scenario: Scenario, folder: Path) -> tuple[Facts, Request]:
 
 def proved(facts: Facts, request: Request, table: tuple[Strategy, ...]) -> Scored | None:
     """The best plan by costing every legal candidate, on the whole rows and then on each shorter cut."""
-    pins, order = pinned_fields(request, Path(ROOT)), order_for(request)
+    pins, order = pinned_fields(request, Path(ROOT)), order_for(request, facts)
     for cut in (None, *cuts(facts)):
         space = enumerate_space(facts, request, table, pins, cut)
         found = brute_force(space.families, facts, order)

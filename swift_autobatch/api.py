@@ -45,7 +45,7 @@ from swift_autobatch.records import (
     Verdict,
 )
 from swift_autobatch.strategies import PROJECT_FOLDER, copied, find_strategy, load_strategies
-from swift_autobatch.units import show_count, show_gib, show_seconds
+from swift_autobatch.units import counted, show_count, show_gib, show_seconds
 from swift_autobatch.worth import Worth, weigh
 
 DEFAULT_MODEL = "Qwen/Qwen2.5-7B-Instruct"  # with an accelerator and no --model
@@ -285,7 +285,7 @@ def sft(request: Request, env: Environment, progress: Progress | None = None) ->
         if verdict.verdict != "pass":
             receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None)
             raise gate_error(verdict)
-    progress.stage(f"training: {decided.total_steps} steps, predicted {show_seconds(_predicted_s(decided))}")
+    progress.stage(f"training: {counted(decided.total_steps, 'step')}, predicted {show_seconds(_predicted_s(decided))}")
     try:
         done = run.run_training(decided, artefacts, root=Path(env.cwd), run=folder, env=env, progress=progress)
     except Exception as error:

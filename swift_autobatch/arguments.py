@@ -7,6 +7,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from swift_autobatch import schedule
+from swift_autobatch.candidates import batch_target
 from swift_autobatch.records import Candidate, Facts, Prediction, Request, Sourced
 from swift_autobatch.schedule import Steps
 from swift_autobatch.units import show_gib
@@ -40,11 +41,11 @@ def engine_args(
     decided.update(_model(facts, request, root, home))
     decided.update(_data(facts, candidate, request, root, home))
     decided.update(_tuning(candidate, facts))
-    decided.update(_batch(candidate, request))
+    decided.update(_batch(candidate, facts, request))
     decided.update(_kernels(candidate))
     decided.update(_parallel(candidate))
-    decided["learning_rate"] = schedule.learning_rate(candidate, request)
-    decided["warmup_ratio"] = schedule.warmup_ratio(candidate)
+    decided["learning_rate"] = schedule.learning_rate(candidate, facts, request)
+    decided["warmup_ratio"] = schedule.warmup_ratio(candidate, facts)
     decided["num_train_epochs"] = Sourced(value=f"{schedule.DEFAULT_EPOCHS:g}", source="engine default")
     decided["dataloader_num_workers"] = schedule.workers(candidate, facts)
     decided["logging_steps"] = Sourced(
@@ -125,15 +126,16 @@ def _dtype_reason(candidate: Candidate, facts: Facts) -> str:
     return f"compute capability {oldest[0]}.{oldest[1]}"
 
 
-def _batch(candidate: Candidate, request: Request) -> dict[str, Sourced[Value]]:
+def _batch(candidate: Candidate, facts: Facts, request: Request) -> dict[str, Sourced[Value]]:
     micro, steps, ranks = candidate.micro_batch, candidate.accumulation, candidate.dp
-    effective = candidate.effective_batch
+    effective, asked = candidate.effective_batch, request.global_batch
+    target = batch_target(request, facts.data, ranks)
+    few = "" if target == asked.value else f", {facts.data.kept} rows being fewer than {asked.value}"
     return {
         "per_device_train_batch_size": Sourced(value=str(micro), source="fastest that fits"),
         "gradient_accumulation_steps": Sourced(
             value=str(steps),
-            source=f"{micro} x {ranks} x {steps} = {effective} for a target of {request.global_batch.value} "
-            f"({request.global_batch.source})",
+            source=f"{micro} x {ranks} x {steps} = {effective} for a target of {target} ({asked.source}{few})",
         ),
     }
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
 from swift_autobatch import rules
 from swift_autobatch.errors import InputError, UsageError
-from swift_autobatch.records import Candidate, Dtype, Facts, Illegal, Request, Sourced, Strategy
+from swift_autobatch.records import Candidate, DataFacts, Dtype, Facts, Illegal, Request, Sourced, Strategy
 from swift_autobatch.strategies import find_strategy
 from swift_autobatch.tables import near
 
@@ -145,6 +145,30 @@ def length_for(facts: Facts, longest: int) -> int:
     return min(rounded, facts.model.max_position) if facts.model.max_position else rounded
 
 
+def batch_target(request: Request, data: DataFacts, ranks: int) -> int:
+    """Rows of an optimizer step that is aimed at: the asked ones, at most every row that ``ranks`` share equally.
+
+    An epoch ends with a step of whatever rows are left, so that no step holds more than an epoch's rows.
+    """
+    return min(request.global_batch.value, _shared_rows(data, ranks))
+
+
+def rows_a_step(candidate: Candidate, data: DataFacts) -> int:
+    """Rows that an optimizer step really learns from: the effective batch, at most an epoch's rows."""
+    return min(candidate.effective_batch, _shared_rows(data, candidate.dp))
+
+
+def _shared_rows(data: DataFacts, ranks: int) -> int:
+    """Rows of an epoch; the engine gives every rank as many. Source: swift/dataloader/shard.py."""
+    return max(ranks, data.kept // ranks * ranks)
+
+
+def as_run(candidate: Candidate, data: DataFacts) -> Candidate:
+    """The candidate with no more accumulation than an epoch has micro batches: the engine ends the step there."""
+    batches = max(1, ceil(data.kept / candidate.dp / candidate.micro_batch))
+    return candidate if candidate.accumulation <= batches else replace(candidate, accumulation=batches)
+
+
 def default_dtype(facts: Facts) -> Sourced[Dtype]:
     """bf16 where every card has it natively, else fp16; on a CPU the checkpoint's own, fp16 becoming fp32."""
     if facts.machine.gpus:
@@ -260,7 +284,7 @@ def _batches(
     strategy: Strategy, fields: dict[str, Any], ranks: int, request: Request, facts: Facts
 ) -> Iterator[Candidate]:
     """One candidate per micro batch, with the least accumulation that reaches the target batch."""
-    target = request.global_batch.value
+    target = batch_target(request, facts.data, ranks)
     if "micro_batch" in fields:
         sizes: tuple[int, ...] = (fields.pop("micro_batch"),)
     else:

@@ -22,6 +22,7 @@ from swift_autobatch.pins import pinned_fields
 from swift_autobatch.records import Candidate, Facts, Plan, Request, Sourced, Strategy
 from swift_autobatch.refusal import refusal
 from swift_autobatch.search import Costs, Order, Scored, best, nearest, order_for, settle
+from swift_autobatch.units import counted
 
 _MOST_REPLAYS = 4  # candidates whose replay is asked for before the formula's word is taken
 
@@ -70,7 +71,7 @@ def make_plan(request: Request, facts: Facts, table: tuple[Strategy, ...], root:
         env=env,
         steps_per_epoch=steps.per_epoch,
         total_steps=steps.total,
-        notes=reasons.notes(chosen, prediction, choice.costs, request),
+        notes=reasons.notes(chosen, prediction, choice.costs, request, pins),
         proposals=_proposals(facts, request, steps),
         runners_up=reasons.runners_up(choice.best, choice.space, choice.costs, choice.order, request),
         illegal=choice.space.illegal,
@@ -127,7 +128,7 @@ def _narrowed(request: Request, facts: Facts) -> Iterator[Facts]:
 def _attempts(
     request: Request, facts: Facts, table: tuple[Strategy, ...], pins: Mapping[str, Sourced[Any]], replays: int
 ) -> Iterator[Choice]:
-    costs, order = Costs(facts), order_for(request)
+    costs, order = Costs(facts), order_for(request, facts)
     if request.decided is not None:
         space = decided_space(facts, request, pins)
         yield Choice(facts=facts, space=space, costs=costs, order=order, best=_settled(space, costs, order, replays))
@@ -170,7 +171,7 @@ def _proposals(facts: Facts, request: Request, steps: schedule.Steps) -> tuple[s
         )
     if data.self_cognition and steps.total < 30 and not {"num_train_epochs", "max_steps"} & set(request.pins):
         epochs = max(10, -(-40 // steps.per_epoch))
-        offers.append(f"--num_train_epochs {epochs}  {steps.total} steps are few to learn an identity from")
+        offers.append(f"--num_train_epochs {epochs}  {counted(steps.total, 'step')}: few to learn an identity from")
     return tuple(offers)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from swift_autobatch import checkpoints, schedule
-from swift_autobatch.candidates import Family, Space
-from swift_autobatch.records import Candidate, DataFacts, Facts, Parallel, Prediction, Request, RunnerUp
+from swift_autobatch.candidates import Family, Space, as_run
+from swift_autobatch.records import Candidate, DataFacts, Facts, Parallel, Prediction, Request, RunnerUp, Sourced
 from swift_autobatch.search import (
     OFFLOAD_BUYS,
     SAME_SPEED,
@@ -41,7 +42,8 @@ def runners_up(chosen: Scored, space: Space, costs: Costs, order: Order, request
     fit = sorted((pair for pair in pairs if pair[1].fits), key=order.key)
     unfit = sorted((pair for pair in pairs if not pair[1].fits), key=lambda pair: shortage(pair[1]))
     found = [
-        RunnerUp(candidate=pair[0], prediction=pair[1], why=why_not(pair, chosen, request)) for pair in (*fit, *unfit)
+        RunnerUp(candidate=pair[0], prediction=pair[1], why=why_not(pair, chosen, costs.facts, request))
+        for pair in (*fit, *unfit)
     ]
     named = {family[0].strategy for family in space.families}
     for item in space.illegal:
@@ -79,7 +81,7 @@ def _alike(one: Candidate, other: Candidate) -> bool:
     )
 
 
-def why_not(pair: Scored, chosen: Scored, request: Request) -> str:
+def why_not(pair: Scored, chosen: Scored, facts: Facts, request: Request) -> str:
     """Why a candidate lost against the chosen one, in one sentence."""
     candidate, prediction = pair
     winner, best_known = chosen
@@ -93,7 +95,7 @@ def why_not(pair: Scored, chosen: Scored, request: Request) -> str:
     ratio = prediction.epoch_s / best_known.epoch_s
     if gives(candidate) > gives(winner):
         return f"changes what is learned ({given(candidate)}), only when asked for; {ratio:.2f} x the time"
-    if batch_excess(candidate, request) > batch_excess(winner, request):
+    if batch_excess(candidate, facts, request) > batch_excess(winner, facts, request):
         return f"effective batch {candidate.effective_batch}, asked for {request.global_batch.value}"
     if candidate.weights_rank > winner.weights_rank and request.prefer.value not in ("speed", "memory"):
         what = "4-bit" if candidate.quant != "none" else "weights streamed from the host"
@@ -122,10 +124,13 @@ def given(candidate: Candidate) -> str:
 # --------------------------------------------------------------------------------------------------- what had to give
 
 
-def notes(candidate: Candidate, prediction: Prediction, costs: Costs, request: Request) -> tuple[str, ...]:
+def notes(
+    candidate: Candidate, prediction: Prediction, costs: Costs, request: Request, pins: Mapping[str, Sourced[Any]]
+) -> tuple[str, ...]:
     """What had to give and what it cost, first; then what a person should know of the job."""
     facts = costs.facts
     return (
+        *schedule.batch_words(candidate, facts.data, request, pins),
         *_gave(candidate, prediction, costs, request),
         *_disagreement(candidate, prediction, facts),
         *_of_the_data(facts.data, facts),
@@ -154,12 +159,6 @@ def _gave(candidate: Candidate, prediction: Prediction, costs: Costs, request: R
     if changes and free:
         why = "asked for by --prefer speed" if request.prefer.value == "speed" else "nothing else fits"
         yield f"what is learned changes: {changes}; {why}"
-    target, ranks = request.global_batch.value, candidate.dp
-    if candidate.effective_batch != target:
-        yield (
-            f"effective batch {candidate.effective_batch} instead of {target}: the least multiple of "
-            f"{candidate.micro_batch} x {ranks} ranks; the learning rate follows"
-        )
     dropped = _rows_above(facts.data, candidate.max_length)
     if dropped:
         fate = "cut" if facts.cuts_rows else "dropped"
@@ -172,8 +171,9 @@ def _gave(candidate: Candidate, prediction: Prediction, costs: Costs, request: R
         yield _offload_words(candidate, prediction, costs)
     if candidate.bucket_elements is not None:
         yield _bucket_words(candidate, prediction, costs)
-    if candidate.accumulation > schedule.COMFORTABLE_ACCUMULATION:
-        yield f"accumulation {candidate.accumulation} is above the comfortable 8-16: warmup 0.10, keep clipping"
+    steps = as_run(candidate, facts.data).accumulation
+    if steps > schedule.COMFORTABLE_ACCUMULATION:
+        yield f"accumulation {steps} is above the comfortable 8-16: warmup 0.10, keep clipping"
 
 
 def _unasked(candidate: Candidate, request: Request) -> str:

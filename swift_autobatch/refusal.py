@@ -52,7 +52,7 @@ def megatron_words(candidate: Candidate) -> str:
 def _megatron(request: Request, facts: Facts, space: Space) -> UsageError:
     """The sentence, and what Megatron would do here: the best plan that fits, else the nearest."""
     costs = Costs(facts)
-    found = best(space.unrendered, costs, order_for(request)) or nearest(space.unrendered, costs)
+    found = best(space.unrendered, costs, order_for(request, facts)) or nearest(space.unrendered, costs)
     figures = _megatron_figures(*found) if found else tuple(f"{item.why} (rule {item.rule})" for item in space.illegal)
     return UsageError(
         MEGATRON_SENTENCE,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, sqrt
+from typing import Any
 
-from swift_autobatch.records import Candidate, Facts, Request, Sourced
+from swift_autobatch.candidates import as_run, batch_target, rows_a_step
+from swift_autobatch.records import Candidate, DataFacts, Facts, Request, Sourced
+from swift_autobatch.units import counted
 
 # ms-swift 4.6.0, swift/arguments/sft_args.py:245-249: taken as right at an effective batch of 16 (design).
 DEFAULT_LR = {"full": 1e-5, "lora": 1e-4}
@@ -43,13 +47,13 @@ def count_steps(candidate: Candidate, facts: Facts, request: Request) -> Steps:
     return Steps(per_epoch=per_epoch, total=ceil(per_epoch * (DEFAULT_EPOCHS if epochs is None else epochs)))
 
 
-def learning_rate(candidate: Candidate, request: Request) -> Sourced[str]:
+def learning_rate(candidate: Candidate, facts: Facts, request: Request) -> Sourced[str]:
     """The learning rate for the effective batch; sqrt scaling for Adam unless the user asks otherwise."""
     base = request.lr_base.value
     default = DEFAULT_LR.get(candidate.tuner, DEFAULT_LR["lora"])
     rate, batch = base if base else (default, REFERENCE_BATCH)
     said = f"{request.lr_base.source}: {rate:g}@{batch}" if base else f"engine default for {candidate.tuner}"
-    effective = candidate.effective_batch
+    effective = rows_a_step(candidate, facts.data)
     scaling = request.lr_scaling.value
     if scaling == "none" or effective == batch:
         return Sourced(value=_lr(rate), source=f"{said}, right at an effective batch of {batch}")
@@ -59,12 +63,36 @@ def learning_rate(candidate: Candidate, request: Request) -> Sourced[str]:
     return Sourced(value=_lr(scaled), source=f"{said}, {scaling} scaling: {formula}")
 
 
-def warmup_ratio(candidate: Candidate) -> Sourced[str]:
+def batch_words(
+    candidate: Candidate, data: DataFacts, request: Request, pins: Mapping[str, Sourced[Any]]
+) -> Iterator[str]:
+    """Why a step learns from another number of rows than was asked for; nothing where it does not."""
+    asked, rows, ranks = request.global_batch.value, rows_a_step(candidate, data), candidate.dp
+    if rows == asked:
+        return
+    fixed = [pins[name].source.removeprefix("flag ") for name in ("micro_batch", "accumulation") if name in pins]
+    if rows < candidate.effective_batch or batch_target(request, data, ranks) < asked:
+        shared = f" on each of {ranks} ranks" if ranks > 1 else ""
+        asked = max(asked, candidate.effective_batch)
+        why = f"an epoch has {counted(rows // ranks, 'row')}{shared}, and one step holds them all"
+    elif len(fixed) == 2:
+        batch = f"{candidate.micro_batch} x {ranks} x {candidate.accumulation}"
+        why = f"pinned to {batch} by {' and '.join(dict.fromkeys(fixed))}"
+    else:
+        each = candidate.accumulation if "accumulation" in pins else candidate.micro_batch
+        pinned = f", {each} being pinned by {fixed[0]}" if fixed else ""
+        why = f"the least multiple of {each} x {counted(ranks, 'rank')}{pinned}"
+    follows = "learning_rate" not in request.pins and request.lr_scaling.value != "none"
+    yield f"effective batch {rows} instead of {asked}: {why}{'; the learning rate follows' if follows else ''}"
+
+
+def warmup_ratio(candidate: Candidate, facts: Facts) -> Sourced[str]:
     """Warmup as a share of all steps."""
-    if candidate.accumulation > COMFORTABLE_ACCUMULATION:
-        return Sourced(value="0.1", source=f"accumulation {candidate.accumulation} is above the comfortable 8-16")
-    if candidate.effective_batch >= LARGE_BATCH:
-        return Sourced(value="0.1", source=f"effective batch {candidate.effective_batch} is {LARGE_BATCH} or more")
+    steps, rows = as_run(candidate, facts.data).accumulation, rows_a_step(candidate, facts.data)
+    if steps > COMFORTABLE_ACCUMULATION:
+        return Sourced(value="0.1", source=f"accumulation {steps} is above the comfortable 8-16")
+    if rows >= LARGE_BATCH:
+        return Sourced(value="0.1", source=f"effective batch {rows} is {LARGE_BATCH} or more")
     return Sourced(value="0.05", source="default; 5 % served 50 rows well")
 
 

@@ -21,7 +21,7 @@ from itertools import chain
 from math import log
 from typing import Any
 
-from swift_autobatch.candidates import Family
+from swift_autobatch.candidates import Family, as_run, batch_target
 from swift_autobatch.predict import predict
 from swift_autobatch.predict.pool import replayed
 from swift_autobatch.predict.profile import SWIFT, Engine
@@ -38,14 +38,14 @@ def cost(facts: Facts, candidate: Candidate) -> Prediction:
     """The one place where the planner asks the predictor; a pure function of both.
 
     Returns:
-        the prediction with the candidate's own bucket sizes.
+        the prediction with the candidate's own bucket sizes, of steps that hold no more rows than there are.
     """
-    return predict(facts, candidate, engine=_engine(candidate))
+    return predict(facts, as_run(candidate, facts.data), engine=_engine(candidate))
 
 
 def settle(facts: Facts, candidate: Candidate, prediction: Prediction) -> Prediction:
     """The prediction with what the allocator makes of it, which takes tenths of a second."""
-    return replayed(facts, candidate, prediction, _engine(candidate))
+    return replayed(facts, as_run(candidate, facts.data), prediction, _engine(candidate))
 
 
 def _engine(candidate: Candidate) -> Engine:
@@ -91,9 +91,9 @@ def gives(candidate: Candidate) -> int:
     return ("8bit" in candidate.optim) + 2 * candidate.group_by_length + 4 * candidate.packing
 
 
-def batch_excess(candidate: Candidate, request: Request) -> int:
-    """Rows by which the effective batch misses the asked one."""
-    return abs(candidate.effective_batch - request.global_batch.value)
+def batch_excess(candidate: Candidate, facts: Facts, request: Request) -> int:
+    """Rows by which the effective batch misses the one that is aimed at."""
+    return abs(candidate.effective_batch - batch_target(request, facts.data, candidate.dp))
 
 
 def keeps_masters(candidate: Candidate) -> bool:
@@ -101,7 +101,7 @@ def keeps_masters(candidate: Candidate) -> bool:
     return candidate.tuner != "full" or candidate.torch_dtype == "float32" or candidate.parallel not in ("none", "ddp")
 
 
-def order_for(request: Request) -> Order:
+def order_for(request: Request, facts: Facts) -> Order:
     """The order of choice that a request asks for with ``--prefer``.
 
     ``auto``: nothing that changes training, the asked batch, 16-bit before 4-bit before streamed weights, the fastest;
@@ -113,7 +113,7 @@ def order_for(request: Request) -> Order:
     prefer = request.prefer.value
 
     def tier(candidate: Candidate) -> tuple[Any, ...]:
-        excess = batch_excess(candidate, request)
+        excess = batch_excess(candidate, facts, request)
         if prefer == "speed":
             return (excess,)
         if prefer == "memory":
@@ -226,7 +226,7 @@ def _fitting(members: Family, costs: Costs, floors: dict[tuple[Any, ...], int]) 
     ended: set[tuple[bool, bool]] = set()
     for candidate in members:
         # One row alone runs other kernels than several; without accumulation gradients live shorter.
-        stretch = (candidate.micro_batch == 1, candidate.accumulation == 1)
+        stretch = (candidate.micro_batch == 1, as_run(candidate, costs.facts.data).accumulation == 1)
         if stretch in ended:
             continue
         if candidate not in costs.known and floors.get(states, 0) < 0:

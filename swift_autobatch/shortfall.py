@@ -84,7 +84,7 @@ def _best(
 ) -> Scored | None:
     """What would be chosen after an edit; None when nothing fits."""
     space = enumerate_space(facts, request, table, pins)
-    return best(space.families, Costs(facts), order_for(request))
+    return best(space.families, Costs(facts), order_for(request, facts))
 
 
 def _trials(request: Request, facts: Facts, pins: Mapping[str, Sourced[Any]]) -> Iterator[tuple[str, Trial]]:

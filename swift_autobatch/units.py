@@ -39,6 +39,11 @@ def show_seconds(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def counted(n: int, noun: str) -> str:
+    """``1 step``, ``3 steps``: a number with its noun, which takes a plain s in the plural."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
 def show_count(n: float) -> str:
     """A count for people: ``'7.62 B'`` parameters, ``'3.4 M'``, ``'950'``."""
     for limit, suffix in ((1e9, " B"), (1e6, " M"), (1e3, " k")):

@@ -89,7 +89,7 @@ def _megatron(
 ) -> Iterator[str]:
     """Megatron where it would be faster; it is predicted, and never chosen before it can be rendered."""
     space = enumerate_space(decided.facts, request, table, pins, decided.candidate.max_length)
-    found = best(space.unrendered, Costs(decided.facts), order_for(request))
+    found = best(space.unrendered, Costs(decided.facts), order_for(request, decided.facts))
     if found is not None and found[1].epoch_s * _WORTH < decided.prediction.epoch_s:
         ratio = decided.prediction.epoch_s / found[1].epoch_s
         yield (

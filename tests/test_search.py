@@ -58,7 +58,7 @@ def test_it_answers_what_brute_force_answers(
     lengths = (longest // 3, longest // 2, longest) * 32
     facts = facts_of(tmp_path_factory.mktemp("facts"), spec, model, lengths, kernels=kernels)
     request = builders.request(pins={"tuner_type": tuner}, global_batch=batch, prefer=prefer)
-    space, order = space_of(facts, request), order_for(request)
+    space, order = space_of(facts, request), order_for(request, facts)
     found, proved = best(space.families, Costs(facts), order), brute_force(space.families, facts, order)
     assert (found is None) == (proved is None)
     if found and proved:
@@ -80,7 +80,7 @@ def test_it_costs_a_small_part_of_a_large_space(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, "8xH100", QWEN.format("7B"), (500, 1000, 2000) * 32, kernels=True)
     request = builders.request(global_batch=64)
     space, costs = space_of(facts, request), Costs(facts)
-    assert best(space.families, costs, order_for(request))
+    assert best(space.families, costs, order_for(request, facts))
     assert len(costs.known) < len(space.legal) / 3
 
 
@@ -94,8 +94,8 @@ def test_it_is_quick(tmp_path: Path, cards: int, limit_s: float) -> None:
     for _ in range(3):
         start = time.process_time()
         space = space_of(facts, request)
-        assert best(space.families, Costs(facts), order_for(request))
-        best(space.unrendered, Costs(facts), order_for(request))
+        assert best(space.families, Costs(facts), order_for(request, facts))
+        best(space.unrendered, Costs(facts), order_for(request, facts))
         spent.append(time.process_time() - start)
     assert min(spent) < limit_s
 
@@ -104,7 +104,7 @@ def chosen(folder: Path, spec: str, model: str, **changes: Any) -> Any:
     kernels = changes.pop("kernels", False)
     facts = facts_of(folder, spec, model, changes.pop("lengths", (100, 300, 900) * 32), kernels=kernels)
     request = builders.request(**changes)
-    found = best(space_of(facts, request).families, Costs(facts), order_for(request))
+    found = best(space_of(facts, request).families, Costs(facts), order_for(request, facts))
     assert found is not None
     return found
 
@@ -133,10 +133,10 @@ def test_memory_takes_the_least(tmp_path: Path) -> None:
 def test_8_bit_states_come_when_nothing_else_fits(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, "1x4090,ram=16", QWEN.format("3B"), (300,) * 64, kernels=False)
     request = builders.request(pins={"tuner_type": "full"})
-    found = best(space_of(facts, request).families, Costs(facts), order_for(request))
+    found = best(space_of(facts, request).families, Costs(facts), order_for(request, facts))
     assert found is not None
     assert found[0].optim == "paged_adamw_8bit"
     roomy = replace(facts, machine=machines.with_card(facts, machines.gpus()["H100 SXM5 80GB"]).machine)
-    found = best(space_of(roomy, request).families, Costs(roomy), order_for(request))
+    found = best(space_of(roomy, request).families, Costs(roomy), order_for(request, facts))
     assert found is not None
     assert found[0].optim == "adamw_torch_fused"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from swift_autobatch.cli import text
 from swift_autobatch.cli.text import joined, section
 from swift_autobatch.records import Plan, Prediction, RunnerUp, Sourced
-from swift_autobatch.units import show_count, show_gib, show_seconds
+from swift_autobatch.units import counted, show_count, show_gib, show_seconds
 
 # Engine arguments whose value answers a question that people ask first, with the words to ask it in.
 _ASKED_FIRST = (
@@ -56,7 +56,7 @@ def _choice(decided: Plan, columns: int) -> list[str]:
         ("strategy", f"{candidate.strategy}: {decided.strategy.summary if decided.strategy else decided.because}"),
         (
             "batch",
-            f"{candidate.micro_batch} a device x {candidate.dp} rank{'s' * (candidate.dp > 1)} x "
+            f"{candidate.micro_batch} a device x {counted(candidate.dp, 'rank')} x "
             f"{candidate.accumulation} accumulation = {candidate.effective_batch} effective",
         ),
         *(
@@ -164,10 +164,14 @@ def _host(prediction: Prediction, columns: int) -> list[str]:
 
 def _time(decided: Plan) -> list[tuple[str, str]]:
     prediction = decided.prediction
+    steps = f"{counted(decided.steps_per_epoch, 'step')} of {decided.total_steps}"
     return [
         ("step", f"{show_seconds(prediction.step_s)}, bound by {prediction.bound_by}"),
         ("speed", f"{show_count(prediction.tokens_per_s)} tokens/s, {prediction.samples_per_s:.3g} rows/s"),
-        ("epoch", f"{show_seconds(prediction.epoch_s)}: {decided.steps_per_epoch} steps of {decided.total_steps}"),
+        (
+            "epoch",
+            f"{show_seconds(prediction.epoch_s)}: {steps}",
+        ),
     ]
 
 

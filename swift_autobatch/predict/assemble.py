@@ -98,7 +98,7 @@ def _prediction(
         time_terms=pace.terms,
         tokens_per_s=pace.real_tokens / step_s,
         samples_per_s=pace.rows / step_s,
-        epoch_s=work.facts.data.kept / max(pace.rows, 1e-9) * step_s,
+        epoch_s=max(1.0, work.facts.data.kept / max(pace.rows, 1e-9)) * step_s,
         bound_by=pace.bound_by,
         mfu=pace.mfu,
         assumptions=(*_answered(footprint), *_assumptions(work)),

@@ -30,8 +30,9 @@ def test_a_scenario_passes(number: int, tmp_path: Path) -> None:
 def test_a_plan_over_another_order_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exam can fail: brute force in another order of choice finds another plan."""
     order_for = planner_exam.order_for
-    slowest = planner_exam.order_for(planner_exam.builders.request(prefer="memory"))
-    monkeypatch.setattr(planner_exam, "order_for", lambda request: slowest)
+    facts = planner_exam.builders.facts(tmp_path)
+    slowest = planner_exam.order_for(planner_exam.builders.request(prefer="memory"), facts)
+    monkeypatch.setattr(planner_exam, "order_for", lambda request, facts: slowest)
     assert order_for is not planner_exam.order_for
     sheet = planner_exam.Sheet([], [], [])
     scenario = planner_exam.Scenario("80", 4, "lora", "2k", "dense")
