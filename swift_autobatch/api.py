@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import ask, checkpoints, committed, doctor, gate, receipt, render, run, tracing, whatif
+from swift_autobatch import ask, checkpoints, committed, doctor, gate, receipt, rehearse, render, run, tracing, whatif
 from swift_autobatch.errors import GateError, InputError, MachineError, NothingFitsError, TrainingError, UsageError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.card import dump_card, read_card
@@ -59,6 +59,15 @@ class GateOutcome:
     verdict: Verdict
     folder: Path
     receipt: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalOutcome:
+    """What ``rehearse`` found, and where it is kept."""
+
+    rehearsal: rehearse.Rehearsal
+    verdict: Verdict
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +277,60 @@ def dry_run(request: Request, env: Environment, progress: Progress | None = None
     return GateOutcome(plan=decided, verdict=verdict, folder=folder, receipt=kept)
 
 
+def rehearsed(
+    word: str | None, request: Request, env: Environment, progress: Progress | None = None
+) -> RehearsalOutcome:
+    """A plan's very command on CPU processes, with the same architecture in small, for two optimizer steps.
+
+    Args:
+        word: a strategy's name or file; None: the plan for this machine, for ``--gpus``, or of ``--recipe``.
+
+    Raises:
+        UsageError, NothingFitsError: there is no such plan, for one because a rule forbids it.
+        InputError: its model cannot be built in small, or its data cannot be read.
+    """
+    progress = progress or Silent()
+    wanted = rehearse.target(word, request, env)
+    asked, facts = read_facts(wanted.request, env, progress)
+    if refusal := unfit(facts.data):
+        raise refusal
+    facts = rehearse.assume_kernels(facts, wanted.strategy)
+    decided = committed.decide(asked, facts, wanted.table, env, progress)
+    _needs_engine(decided)
+    folder = _run_folder(decided, asked, env, f"rehearsal-{wanted.name}")
+    made = rehearse.rehearsal(decided, asked, folder, env, progress)
+    artefacts = render.render(made.plan)
+    render.write(artefacts.files, folder / "autoswift")
+    count = made.plan.candidate.world
+    progress.stage(f"rehearsal: the real command on {count} CPU process{'es' if count > 1 else ''}, in small")
+    verdict = _run_gate(made.plan, artefacts, folder, request, env, progress, "rehearsal")
+    outcome = RehearsalOutcome(rehearsal=made, verdict=verdict, folder=folder)
+    render.write_file(folder / "autoswift" / "rehearsal.json", render.to_json(rehearsal_json(outcome)))
+    return outcome
+
+
+def rehearsal_json(found: RehearsalOutcome) -> dict[str, Any]:
+    """A rehearsal as ``autoswift.rehearsal/1``."""
+    real, verdict = found.rehearsal.real, found.verdict
+    return {
+        "schema": "autoswift.rehearsal/1",
+        "verdict": verdict.verdict,
+        "reason": asdict(verdict.reason),
+        "strategy": real.candidate.strategy,
+        "model": real.facts.model.id,
+        "machine_class": real.machine_class,
+        "real": render.candidate_json(real.candidate),
+        "rehearsed": render.candidate_json(found.rehearsal.plan.candidate),
+        "differences": [asdict(one) for one in found.rehearsal.differences],
+        "assumed": list(real.facts.machine.assumed),
+        "steps": [asdict(step) for step in verdict.steps],
+        "measured": [asdict(one) for one in verdict.measured],
+        "child_exit": verdict.child_exit,
+        "seconds": verdict.seconds,
+        "folder": str(found.folder),
+    }
+
+
 def sft(request: Request, env: Environment, progress: Progress | None = None) -> SftOutcome:
     """The whole road. After a refusal by the gate nothing is launched.
 
@@ -312,11 +375,11 @@ def _asked(done: Run, decided: Plan, request: Request, env: Environment, progres
         return done
 
 
-def gate_error(verdict: Verdict) -> GateError:
+def gate_error(verdict: Verdict, what: str = "dry run") -> GateError:
     """The error that a refusal becomes."""
     word = "refused this plan" if verdict.verdict == "fail" else "could not decide"
     return GateError(
-        f"the dry run {word}: {verdict.reason.text}",
+        f"the {what} {word}: {verdict.reason.text}",
         where=verdict.folder,
         figures=(f"reason {verdict.reason.code}", f"took {show_seconds(verdict.seconds)}"),
         hints=verdict.reason.hints,
@@ -446,17 +509,23 @@ def _needs_disk(decided: Plan, request: Request, folder: Path) -> None:
 
 def _prepare(decided: Plan, request: Request, env: Environment) -> tuple[Path, Artefacts]:
     """Makes the run folder ``<output_dir>/<time>-<plan8>/`` and writes the files that belong to the job."""
+    folder = _run_folder(decided, request, env, decided.digest[:8])
+    artefacts = render.render(decided)
+    render.write(_files(decided, request, artefacts), folder / "autoswift")
+    return folder, artefacts
+
+
+def _run_folder(decided: Plan, request: Request, env: Environment, label: str) -> Path:
+    """A folder ``<output_dir>/<time>-<label>`` that is not there yet."""
     name = Path(decided.facts.model.path or decided.facts.model.id).name
     base = Path(env.cwd) / (request.output_dir.value or f"output/{name}")
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{decided.digest[:8]}"
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"
     folder = base / stem
     for count in range(2, 100):
         if not folder.exists():
             break
         folder = base / f"{stem}-{count}"
-    artefacts = render.render(decided)
-    render.write(_files(decided, request, artefacts), folder / "autoswift")
-    return folder, artefacts
+    return folder
 
 
 def _files(decided: Plan, asked: Request, artefacts: Artefacts) -> Mapping[str, str]:
@@ -476,6 +545,18 @@ def _gate(
     rows = decided.facts.data.costliest[:1]
     longest = f", the longest has {rows[0].tokens} tokens ({Path(rows[0].file).name}:{rows[0].line})" if rows else ""
     progress.stage(f"dry run: the real command on the costliest rows{longest}")
+    return _run_gate(decided, artefacts, folder, request, env, progress, "dry run")
+
+
+def _run_gate(
+    decided: Plan,
+    artefacts: Artefacts,
+    folder: Path,
+    request: Request,
+    env: Environment,
+    progress: Progress,
+    what: str,
+) -> Verdict:
     verdict = gate.run_gate(
         decided,
         artefacts,
@@ -485,7 +566,7 @@ def _gate(
         timeout_s=request.gate_timeout_s.value,
         progress=progress,
     )
-    progress.stage(f"dry run: {verdict.verdict}: {verdict.reason.text} ({show_seconds(verdict.seconds)})")
+    progress.stage(f"{what}: {verdict.verdict}: {verdict.reason.text} ({show_seconds(verdict.seconds)})")
     return verdict
 
 

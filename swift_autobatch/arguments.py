@@ -17,6 +17,7 @@ OWN = "$RUN/autoswift"
 TELEMETRY = f"{OWN}/plugins/telemetry.py"
 CPU_COMM = f"{OWN}/plugins/cpu_comm.py"
 CPU_FSDP = f"{OWN}/plugins/cpu_fsdp.py"
+CPU_FLASH = f"{OWN}/plugins/cpu_flash.py"
 DEEPSPEED_FILE = f"{OWN}/ds.json"
 FSDP_FILE = f"{OWN}/fsdp.json"
 CALLBACK = "autoswift_telemetry"
@@ -188,6 +189,8 @@ def _house(candidate: Candidate) -> dict[str, Sourced[Value]]:
         plugins += (CPU_COMM,)
     if candidate.device == "cpu" and candidate.uses_fsdp:
         plugins += (CPU_FSDP,)
+    if candidate.device == "cpu" and (candidate.attn_impl or "").startswith("flash"):  # a rehearsal
+        plugins += (CPU_FLASH,)
     args: dict[str, Sourced[Value]] = {
         "output_dir": Sourced(value="$RUN", source="autoswift owns the run folder"),
         "add_version": Sourced(value="false", source="autoswift owns the run folder"),

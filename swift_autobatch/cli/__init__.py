@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Show what would run and why; nothing is written or started."),
     "render": ("render", "Write the files of the plan: run.sh, the DeepSpeed JSON, plan.json."),
     "dry-run": ("dry_run", "Run the gate alone: real steps of the real command on the costliest rows."),
+    "rehearse": ("rehearse", "Prove on CPU processes, in small, that a recipe's very command starts."),
     "profile": (
         "profile",
         "Say what a dataset holds: rows, token lengths, problems, and what max_length and batch are worth.",
