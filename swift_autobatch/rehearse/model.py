@@ -22,7 +22,7 @@ from swift_autobatch.trace.source import traceable
 
 SMALL = 20_000_000  # parameters; a model of at most so many is rehearsed as it is
 _TIMEOUT_S = 300.0
-_BUILDER = Path(__file__).parent.parent / "inside" / "shrunk_model.py"
+_BUILDER = Path(__file__).parent.parent / "inside" / "random_model.py"
 # What a tokenizer consists of; config.json and weights are the small model's own.
 _TOKENIZER_FILES = (
     "tokenizer*.json",
@@ -62,6 +62,8 @@ def small_model(
     degree = max(candidate.sp, candidate.tp)
     config = dict(source.config)
     config.setdefault("architectures", [model.architecture])
+    if not config.get("torch_dtype"):  # the catalogue's rows do not say it
+        config.setdefault("dtype", model.dtype or "bfloat16")
     shrunk = shrink(config, degree=degree, vocab=vocab, name=model.id)
     folder = _ensure(shrunk, own or embedded.ensure_model(env), model, env, progress)
     changes = (
