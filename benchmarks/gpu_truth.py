@@ -358,7 +358,7 @@ def _train(spot: Bench, point: Point, plan: Plan, folder: Path, timeout_s: float
     own = {name: value.value for name, value in plan.env.items() if not value.value.startswith("$")}
     launcher = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     own |= {**launcher, "MASTER_PORT": str(free_port())} if point.parallel != "none" else {}
-    env = engine.child_env(spot.env, own)
+    env = engine.child_env(spot.env, {**own, "HF_HUB_OFFLINE": "1"})  # nothing of it comes from a hub
     return run_child(argv, env=env, cwd=folder, log=folder / engine.LOG, timeout_s=timeout_s)
 
 

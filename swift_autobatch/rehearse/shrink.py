@@ -88,6 +88,10 @@ def _refuse(config: Mapping[str, Any], name: str) -> None:
             where="--model",
             hints=hints,
         )
+    if not (_first(config, _HEAD_KEYS) and _first(config, _HIDDEN_KEYS)):
+        raise InputError(
+            f"{name} has no attention heads, and only such decoders are shrunk", where="--model", hints=hints
+        )
     if isinstance(config.get("auto_map"), Mapping) and "AutoModelForCausalLM" in config["auto_map"]:
         raise InputError(f"{name} brings its own code, which cannot be shrunk", where="--model", hints=hints)
 
@@ -111,9 +115,9 @@ def _layers(small: dict[str, Any]) -> int:
         wanted = max(wanted, 1 + max(kinds.index(kind) for kind in set(kinds)))
     for period in ("full_attention_interval", "sliding_window_pattern", "decoder_sparse_step"):
         wanted = max(wanted, int(small.get(period) or 0))
-    dense = int(small.get("first_k_dense_replace") or 0)
-    if dense:
-        small["first_k_dense_replace"] = 1
+    for dense in ("first_k_dense_replace", "num_dense_layers"):  # the first ones have no experts: leave one of them
+        if small.get(dense):
+            small[dense], wanted = 1, max(wanted, 1 + LAYERS)
     layers = min(there, wanted)
     _set(small, _LAYER_KEYS, layers)
     for key in ("max_window_layers",):
@@ -124,10 +128,8 @@ def _layers(small: dict[str, Any]) -> int:
 
 def _heads(small: dict[str, Any], degree: int) -> tuple[int, float]:
     """Fewer heads in the same grouping; returns the hidden size and how much of the old one it is."""
-    hidden, heads = _first(small, _HIDDEN_KEYS), _first(small, _HEAD_KEYS)
-    if hidden is None or heads is None:
-        raise InputError("config.json says neither hidden size nor heads", where="config.json")
-    keys = _first(small, _KV_KEYS) or heads
+    hidden, heads = _first(small, _HIDDEN_KEYS) or 0, _first(small, _HEAD_KEYS) or 1  # a model without is refused
+    keys = _first(small, _KV_KEYS) or (1 if small.get("multi_query") else heads)
     fewer = _fewest(keys, degree)
     heads_now = heads * fewer // keys
     width = max(HEAD_DIM, -(-_NARROWEST // heads_now))
