@@ -4,7 +4,8 @@
 
 Three tables, as ``swift/model/model_meta.py`` and ``swift/template/register.py`` consult them: the last path
 component of every registered id -> (model type, template); ``architectures[0]`` -> the candidate model types (the
-engine takes a lone candidate and refuses several); model type -> its template and candidate templates.
+engine takes a lone candidate and refuses several); model type -> its template and candidate templates. And the names of
+all templates.
 Needs torch and ms-swift; run it once for each new engine version, then review the diff.
 """
 
@@ -14,6 +15,7 @@ import json
 from importlib.metadata import version
 
 from swift.model import MODEL_MAPPING
+from swift.template import TEMPLATE_MAPPING
 
 from swift_autobatch.tables import DATA, DIALECT
 
@@ -37,7 +39,8 @@ def main() -> None:
                         ids.setdefault(name.rsplit("/", 1)[-1].lower(), [model_type, group.template or meta.template])
     tables = {"version": version("ms-swift"), "types": types, "architectures": architectures, "ids": ids}
     path = DATA / "dialects" / f"{DIALECT}.models.json"
-    lines = [f' "version": {json.dumps(tables["version"])}']
+    templates = ",\n".join(f"  {json.dumps(name)}" for name in sorted(TEMPLATE_MAPPING))
+    lines = [f' "version": {json.dumps(tables["version"])}', f' "templates": [\n{templates}\n ]']
     for name in ("types", "architectures", "ids"):
         rows = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(tables[name].items()))
         lines.append(f' "{name}": {{\n{rows}\n }}')

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import arguments, machines, reasons, schedule, shortfall
+from swift_autobatch import arguments, machines, misfits, reasons, schedule, shortfall
 from swift_autobatch.candidates import Space, decided_space, enumerate_space, length_for
 from swift_autobatch.effective import effective
 from swift_autobatch.errors import UsageError
@@ -71,7 +71,10 @@ def make_plan(request: Request, facts: Facts, table: tuple[Strategy, ...], root:
         env=env,
         steps_per_epoch=steps.per_epoch,
         total_steps=steps.total,
-        notes=reasons.notes(chosen, prediction, choice.costs, request, pins),
+        notes=(
+            *reasons.notes(chosen, prediction, choice.costs, request, pins),
+            *misfits.notes(chosen, facts, request),
+        ),
         proposals=_proposals(facts, request, steps),
         runners_up=reasons.runners_up(choice.best, choice.space, choice.costs, choice.order, request),
         illegal=choice.space.illegal,
@@ -97,8 +100,9 @@ def choose(
             is only compared with another.
 
     Raises:
-        UsageError: the pins allow no legal combination.
+        UsageError: the pins allow no legal combination, or the engine would stop at them.
     """
+    misfits.refuse(request, facts)
     first: Choice | None = None
     refused: UsageError | None = None
     for narrowed in _narrowed(request, facts):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swift_autobatch import schedule
+from swift_autobatch import rules, schedule
 from swift_autobatch.candidates import Space
 from swift_autobatch.errors import UsageError
-from swift_autobatch.records import Candidate, Facts, Prediction, Request, Sourced
+from swift_autobatch.records import Candidate, Facts, Illegal, Prediction, Request, Sourced
 from swift_autobatch.search import Costs, best, nearest, order_for
 from swift_autobatch.units import show_count, show_gib, show_seconds
 
@@ -20,7 +20,7 @@ def refusal(request: Request, facts: Facts, space: Space, pins: Mapping[str, Sou
     if request.parallel_method.value == "megatron":
         return _megatron(request, facts, space)
     if space.illegal:
-        first = space.illegal[0]
+        first = min(space.illegal, key=lambda item: _distance(item, facts))
         sources = sorted({pin.source for pin in pins.values() if pin.source.startswith("flag ")})
         return UsageError(
             f"no legal plan: {first.why} (rule {first.rule})",
@@ -41,6 +41,13 @@ def refusal(request: Request, facts: Facts, space: Space, pins: Mapping[str, Sou
         figures=tuple(f"{name}: {why}" for name, why in space.skipped[:6]),
         hints=("--parallel-method auto",),
     )
+
+
+def _distance(item: Illegal, facts: Facts) -> tuple[bool, int, bool]:
+    """How far a candidate is from what could run: one that was never asked for is farthest, one that only misses a
+    package nearest among those that break as many rules."""
+    unasked = item.candidate.parallel == "megatron"
+    return unasked, rules.broken(item.candidate, facts), not item.rule.endswith("-not-installed")
 
 
 def megatron_words(candidate: Candidate) -> str:

@@ -22,6 +22,8 @@ LIGER_TYPES = frozenset(
     "smollm3".split()
 )
 FLASH_MAX_HEAD_DIM = 256
+# Checkpoints whose weights are packed integers; others are made 16-bit on the way in, or may be.
+PACKED = ("gptq", "awq", "aqlm", "bnb", "hqq")
 _WRAPPED_BY_SEQUENCE_PARALLEL = (None, "sdpa", "flash_attn", "flash_attention_2")
 
 
@@ -38,6 +40,11 @@ class Rule:
 
 def _flash(candidate: Candidate) -> bool:
     return candidate.attn_impl in FLASH
+
+
+def _packed(candidate: Candidate, facts: Facts) -> bool:
+    """Whether the base is packed integers: quantised on the way in, or a checkpoint that is already."""
+    return candidate.quant != "none" or facts.model.quantised in PACKED
 
 
 def _ulysses_remainder(candidate: Candidate, facts: Facts) -> bool:
@@ -86,7 +93,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="fsdp-quantised",
-        when=lambda c, f: c.uses_fsdp and c.quant != "none",
+        when=lambda c, f: c.uses_fsdp and _packed(c, f),
         why="FSDP2 shards 4-bit weights only with bnb_4bit_quant_storage set to the compute dtype",
         fix="--parallel-method deepspeed, or drop the quantisation",
         proof="ms-swift examples/train/multi-gpu/fsdp_qlora; untested here, so refused",
@@ -99,9 +106,16 @@ RULES: tuple[Rule, ...] = (
         proof="swift/pipelines/train/tuner.py:410 'only Tensors of floating point dtype can require gradients'",
     ),
     Rule(
+        id="quantised-full",
+        when=lambda c, f: c.tuner == "full" and f.model.quantised in PACKED,
+        why="the checkpoint is quantised: packed weights take no gradient, and the trainer wants adapters",
+        fix="--tuner_type lora, or name the checkpoint that is not quantised",
+        proof="transformers/trainer_utils.py:131 'You cannot perform fine-tuning on purely quantized models'",
+    ),
+    Rule(
         id="quant-zero3",
-        when=lambda c, f: c.quant != "none" and c.zero_stage == 3,
-        why="ZeRO-3 does not shard bitsandbytes weights; it crashes on several cards and is useless on one",
+        when=lambda c, f: _packed(c, f) and c.zero_stage == 3,
+        why="ZeRO-3 does not shard quantised weights; it crashes on several cards and is useless on one",
         fix="--deepspeed zero2 with the quantisation, or ZeRO-3 without it",
         proof="transformers/modeling_utils.py:1437 skips zero.Init for quantised weights; modelscope/ms-swift#5422",
     ),
@@ -360,6 +374,11 @@ def check(candidate: Candidate, facts: Facts) -> Illegal | None:
         if rule.when(candidate, facts):
             return Illegal(candidate=candidate, rule=rule.id, why=rule.why, fix=rule.fix)
     return None
+
+
+def broken(candidate: Candidate, facts: Facts) -> int:
+    """How many rules ``candidate`` breaks."""
+    return sum(rule.when(candidate, facts) for rule in RULES)
 
 
 def find(rule_id: str) -> Rule:

@@ -239,6 +239,7 @@ class EngineModels:
     ``ids`` is keyed by the lower-case last path component of a registered id; ``architectures`` holds the
     candidate types of ``architectures[0]`` (one is taken, several are refused); ``templates`` the type's own
     template (None: it depends on the id) and ``candidates`` all its templates.
+    ``all_templates`` are those that the engine knows, also such as belong to no type.
     """
 
     ids: Mapping[str, tuple[str, str | None]]
@@ -246,6 +247,7 @@ class EngineModels:
     templates: Mapping[str, str | None]
     candidates: Mapping[str, tuple[str, ...]]
     multimodal: frozenset[str]
+    all_templates: tuple[str, ...]
 
 
 @cache
@@ -259,6 +261,7 @@ def engine_models(name: str = DIALECT) -> EngineModels:
         templates=MappingProxyType({key: value["template"] for key, value in types.items()}),
         candidates=MappingProxyType({key: tuple(value["templates"]) for key, value in types.items()}),
         multimodal=frozenset(key for key, value in types.items() if value["multimodal"]),
+        all_templates=tuple(raw["templates"]),
     )
 
 

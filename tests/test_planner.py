@@ -97,7 +97,9 @@ def test_no_step_holds_more_rows_than_there_are(
 
 
 def test_four_a100_at_64_as_the_article_has_it(tmp_path: Path) -> None:
-    decided = plan(tmp_path, "4xA100-80G", lengths=(120,) * 640, global_batch=64, pins={"per_device_train_batch_size": "2"})
+    decided = plan(
+        tmp_path, "4xA100-80G", lengths=(120,) * 640, global_batch=64, pins={"per_device_train_batch_size": "2"}
+    )
     assert decided.candidate.accumulation == 8
 
 

@@ -20,6 +20,7 @@ BREAKS: dict[str, tuple[dict[str, Any], str | None]] = {
     "fsdp-offload-unproved": ({"parallel": "fsdp2_offload", "world": 2, "device": "cpu"}, None),
     "fsdp-quantised": ({"parallel": "fsdp2", "world": 2, "quant": "nf4"}, "2x4090"),
     "quant-full": ({"tuner": "full", "quant": "nf4"}, "1x4090"),
+    "quantised-full": ({"tuner": "full"}, "1x4090"),
     "quant-zero3": ({"quant": "nf4", "parallel": "zero3", "world": 2}, "2x4090"),
     "quant-of-quantised": ({"quant": "nf4"}, "1x4090"),
     "bf16-needs-ampere": ({}, "1xT4"),
@@ -75,7 +76,7 @@ def facts_for(rule: str, where: str | None, tmp_path: Path) -> Facts:
     software = replace(found.machine.software, versions=versions, compiler=compiler, nvcc=None)
     source = "this machine" if where and where.startswith("here") else found.machine.source
     machine = replace(found.machine, software=software, source=source)
-    quantised = "gptq" if rule == "quant-of-quantised" else None
+    quantised = "gptq" if rule in ("quant-of-quantised", "quantised-full") else None
     kind = "bloom" if rule == "liger-model" else found.model.hf_model_type
     wide = 512 if rule == "flash-head-width" else 0
     model = replace(found.model, quantised=quantised, hf_model_type=kind, widest_head=wide)

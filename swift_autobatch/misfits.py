@@ -1,0 +1,122 @@
+"""Pinned engine flags that do not fit the model or each other: refused where the engine would stop, else noted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from swift_autobatch.errors import UsageError
+from swift_autobatch.records import Candidate, Facts, ModelFacts, Request
+from swift_autobatch.tables import DIALECT, engine_models, near
+
+# What a user's own code may add to the engine's registries.
+_REGISTERING = frozenset({"external_plugins", "custom_register_path"})
+# Words of --target_modules that are no module's name. Source: swift/pipelines/train/tuner.py:93-110.
+_GROUPS = frozenset({"all-linear", "all-embedding", "all-router"})
+_ENDS = frozenset({"lm_head", "embed_tokens"})
+# Flags that only adapters read. Source: swift/arguments/tuner_args.py.
+_ADAPTER_FLAGS = (
+    "lora_rank lora_alpha lora_dropout lora_bias lora_dtype lorap_lr_ratio use_rslora use_dora target_modules "
+    "target_regex target_parameters modules_to_save init_weights"
+).split()
+_TRUE = frozenset({"true", "1", "yes"})
+
+
+def refuse(request: Request, facts: Facts) -> None:
+    """Stops at pins with which the engine would stop after loading.
+
+    Raises:
+        UsageError: a template or model type that the engine does not know, adapters on no module of the model, or
+            both 16-bit types at once.
+    """
+    _registered(request, "template", engine_models().all_templates)
+    _registered(request, "model_type", tuple(engine_models().templates))
+    _one_precision(request)
+    _some_target(request, facts.model)
+
+
+def notes(candidate: Candidate, facts: Facts, request: Request) -> Iterator[str]:
+    """What of the pins has no effect, or another than it seems to have."""
+    longest = facts.model.max_position
+    if "max_length" in request.pins and 0 < longest < candidate.max_length:
+        yield (
+            f"--max_length {candidate.max_length} is above the {longest} positions of the model: rows beyond them "
+            "train on positions that it never saw (--rope_scaling stretches them)"
+        )
+    if candidate.tuner == "full":
+        idle = [f"--{flag}" for flag in _ADAPTER_FLAGS if flag in request.pins]
+        if idle:
+            verb = "have" if len(idle) > 1 else "has"
+            yield f"{', '.join(idle)} {verb} no effect: full tuning trains the weights themselves, without adapters"
+    unknown = [] if candidate.tuner == "full" else _unknown_targets(request, facts.model)
+    if unknown:
+        yield f"--target_modules {' '.join(unknown)}: no linear module of the decoder has that name"
+
+
+def _registered(request: Request, flag: str, known: tuple[str, ...]) -> None:
+    pin = request.pins.get(flag)
+    if pin is None or pin.value in known or _REGISTERING & set(request.pins):
+        return
+    alike = near(str(pin.value), list(known))
+    raise UsageError(
+        f"{DIALECT} has no {flag.replace('_', ' ')} called {pin.value!r}",
+        where=f"--{flag}",
+        hints=(
+            f"did you mean {', '.join(alike)}?" if alike else f"drop --{flag}: the model's own is found by itself",
+            "--external_plugins FILE.py  if that file registers it",
+        ),
+    )
+
+
+def _one_precision(request: Request) -> None:
+    """Source: transformers/training_args.py:1753; swift model_args.py:130-142 turns float16 and float32 into fp16."""
+    asked = {flag: _said(request, flag) for flag in ("fp16", "bf16", "torch_dtype")}
+    fp16, bf16 = (asked[flag].lower() in _TRUE for flag in ("fp16", "bf16"))
+    if fp16 and bf16:
+        raise UsageError(
+            "--fp16 true and --bf16 true exclude each other", where="--fp16", hints=("drop --fp16", "drop --bf16")
+        )
+    dtype = asked["torch_dtype"]
+    other = {"float16": "bf16", "bfloat16": "fp16"}.get(dtype)
+    if other and {"fp16": fp16, "bf16": bf16}[other]:
+        raise UsageError(
+            f"--torch_dtype {dtype} and --{other} true exclude each other",
+            where=f"--{other}",
+            hints=(f"drop --{other}", "drop --torch_dtype"),
+        )
+
+
+def _said(request: Request, flag: str) -> str:
+    pin = request.pins.get(flag)
+    return pin.value if pin is not None and isinstance(pin.value, str) else ""
+
+
+def _some_target(request: Request, model: ModelFacts) -> None:
+    """Source: peft/tuners/tuners_utils.py 'Target modules ... not found in the base model'."""
+    unknown = _unknown_targets(request, model)
+    pin = request.pins.get("target_modules")
+    if not unknown or pin is None or _said(request, "tuner_type") == "full":
+        return
+    words = (pin.value,) if isinstance(pin.value, str) else pin.value
+    if len(unknown) < len(words) or model.experts or model.params_vision:
+        return  # some adapters are made, or modules may be meant that are not listed
+    names = tuple(dict.fromkeys(name for name, _, _ in model.linears))
+    alike = near(unknown[0], list(names))
+    raise UsageError(
+        f"{model.id} has no module called {' or '.join(unknown)}: adapters would have nothing to adapt",
+        where="--target_modules",
+        hints=(
+            *((f"did you mean {', '.join(alike)}?",) if alike else ()),
+            f"--target_modules {' '.join(names)}",
+            "--target_modules all-linear",
+        ),
+    )
+
+
+def _unknown_targets(request: Request, model: ModelFacts) -> list[str]:
+    """Words of --target_modules that name nothing known; [] where the model's modules are not known."""
+    pin = request.pins.get("target_modules")
+    if pin is None or not model.linears:
+        return []
+    words = (pin.value,) if isinstance(pin.value, str) else pin.value
+    known = {name for name, _, _ in model.linears} | _GROUPS | _ENDS
+    return [word for word in words if word.rsplit(".", 1)[-1] not in known]
