@@ -5,9 +5,10 @@ request -> facts -> plan -> artefacts -> gate -> run -> receipt
 
 from __future__ import annotations
 
+import codecs
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,11 @@ from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import (
     Artefacts,
     Check,
+    DataFacts,
     Environment,
     Facts,
     Machine,
+    ModelFacts,
     Plan,
     Probes,
     Request,
@@ -186,14 +189,16 @@ def explain(log: str, env: Environment) -> Postmortem:
     if log != "-" and path.is_dir():
         path = next((at for at in (path / "autoswift/swift.log", path / "swift.log") if at.exists()), path)
     try:
-        text = sys.stdin.read() if log == "-" else path.read_text(encoding="utf-8", errors="replace")
+        held = sys.stdin.buffer.read() if log == "-" else path.read_bytes()
     except OSError as error:
         raise InputError(
             f"cannot read the log: {error.strerror or error}",
             where=log,
             hints=("name a log file, a run folder, or - for standard input",),
         ) from error
-    return postmortem.explain(text)
+    # PowerShell's `>` writes UTF-16 with a mark.
+    marked = held.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return postmortem.explain(held.decode("utf-16" if marked else "utf-8-sig", errors="replace"))
 
 
 def explanation_json(found: Postmortem) -> dict[str, Any]:
@@ -389,23 +394,30 @@ def gate_error(verdict: Verdict, what: str = "dry run") -> GateError:
 # ------------------------------------------------------------------------------------------------- the stages
 
 
-def read_facts(request: Request, env: Environment, progress: Progress, *, full: bool = False) -> tuple[Request, Facts]:
-    """The machine, the model and the data; and the request with its defaults filled in."""
+def read_facts(
+    request: Request,
+    env: Environment,
+    progress: Progress,
+    *,
+    full: bool = False,
+    without_data: Callable[[ModelFacts, InputError], DataFacts] | None = None,
+) -> tuple[Request, Facts]:
+    """The machine, the model and the data; and the request with its defaults filled in.
+
+    Args:
+        without_data: what to put in the place of data that cannot be read; None: that is an error.
+    """
     found = machine(request, env)
     asked = _defaults(request, found, env)
     model = read_model(str(asked.model.value), env, asked.pins, progress)
     demonstration = not request.model.value and not found.gpus
     model = replace(model, embedded=demonstration)
-    system = asked.pins.get("system")
-    data = read_card(asked.datasets.value, env) or read_dataset(
-        asked.datasets.value,
-        model,
-        env,
-        system=system.value if system and isinstance(system.value, str) else None,
-        progress=progress,
-        pins=asked.pins,
-        full=full,
-    )
+    try:
+        data = _read_data(asked, model, env, progress, full=full)
+    except InputError as error:
+        if without_data is None:
+            raise
+        data = without_data(model, error)
     if demonstration:
         progress.stage(
             "no accelerator and no --model: a demonstration with a small random model, really trained on this CPU;\n"
@@ -415,6 +427,19 @@ def read_facts(request: Request, env: Environment, progress: Progress, *, full: 
     cuts_rows = cut is not None and cut.value in ("left", "right")
     traces = tracing.known(model, asked, env)
     return asked, Facts(machine=found, model=model, data=data, cuts_rows=cuts_rows, footprints=traces)
+
+
+def _read_data(asked: Request, model: ModelFacts, env: Environment, progress: Progress, *, full: bool) -> DataFacts:
+    system = asked.pins.get("system")
+    return read_card(asked.datasets.value, env) or read_dataset(
+        asked.datasets.value,
+        model,
+        env,
+        system=system.value if system and isinstance(system.value, str) else None,
+        progress=progress,
+        pins=asked.pins,
+        full=full,
+    )
 
 
 def _defaults(request: Request, found: Machine, env: Environment) -> Request:

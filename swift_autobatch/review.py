@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import api, render
+from swift_autobatch import api, machines, render
 from swift_autobatch.adopt import Adopted, read
 from swift_autobatch.engine_flags import shown
 from swift_autobatch.errors import AutoswiftError, InputError, NothingFitsError, UsageError
 from swift_autobatch.facts.assumed_rows import assumed_rows
-from swift_autobatch.facts.model import read_model
+from swift_autobatch.pins import pinned_fields
 from swift_autobatch.planner import make_plan
 from swift_autobatch.progress import Progress, Silent
-from swift_autobatch.records import Environment, Facts, Plan, Request, Sourced
+from swift_autobatch.records import DataFacts, Environment, Facts, ModelFacts, Plan, Request, Sourced, Strategy
 from swift_autobatch.request import build_request
 from swift_autobatch.units import show_gib, show_seconds
 
 ASSUMED_TOKENS = 2048  # rows of unknown length where the job does not say max_length
-# What the engine does where a script says nothing. Source: ms-swift 4.6 sft_args.py, base_args.
-_ENGINE = {
-    "per_device_train_batch_size": "1",
-    "gradient_checkpointing": "true",
-    "tuner_type": "lora",
-    "use_liger_kernel": "false",
-    "packing": "false",
-    "group_by_length": "false",
-    "optim": "adamw_torch_fused",
-}
 _PACKAGES = {
     "attn_impl": "flash-attn",
     "packing": "flash-attn",
@@ -38,6 +29,8 @@ _PACKAGES = {
     "use_liger_kernel": "liger-kernel",
     "deepspeed": "deepspeed",
 }
+ONE_PROCESS = ("shell script", "ms-swift YAML")  # of ms-swift; other trainers' launchers take every card
+_UNSET = re.compile(r"\$\w+|\$\{[^}]*\}|\$\(.*\)|`[^`]+`|%\w+%")  # what only the author's shell knows
 # What a plan decides; everything else that a job says is what its author wants.
 _DECIDED = (
     "per_device_train_batch_size",
@@ -63,15 +56,28 @@ _DECIDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """A job read from a file. A plan is None where it could not be made; ``why`` says so in one sentence."""
+    """A job read from a file. A plan is None where it could not be made; ``why`` says so in one sentence.
+
+    ``runs`` is False where the job as written would not run here, None where that could not be told.
+    """
 
     adopted: Adopted
     request: Request
     as_written: Plan | None
     own: Plan | None
     why: str
+    runs: bool | None
     changes: tuple[str, ...]
     assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ranks:
+    """Processes that the job starts on one node, and cards that a fresh plan may use; with what was assumed."""
+
+    started: int
+    cards: int
+    assumed: tuple[str, ...] = ()
 
 
 def review(file: str, options: Mapping[str, Any], env: Environment, progress: Progress | None = None) -> Review:
@@ -84,10 +90,8 @@ def review(file: str, options: Mapping[str, Any], env: Environment, progress: Pr
     Raises:
         InputError, UsageError: the file is none that we read; a machine that does not exist.
     """
-    adopted = read(Path(env.cwd, file), file)
+    adopted = read(Path(env.cwd, file), file, env.variables)
     given = {name: value for name, value in options.items() if value is not None}
-    if adopted.nproc and "nproc" not in given:
-        given["nproc"] = str(adopted.nproc)
     request = build_request(given, argv(adopted), env)
     if adopted.kind == "DeepSpeed JSON":
         return _unplanned(adopted, request, "a DeepSpeed config alone is no job: name the script that uses it")
@@ -98,17 +102,20 @@ def review(file: str, options: Mapping[str, Any], env: Environment, progress: Pr
         facts, assumed = _facts(request, adopted, env, progress or Silent())
     except AutoswiftError as error:
         return _unplanned(adopted, request, f"not predicted: {error.what}")
-    as_written, why = _plan(_pinned(request, facts), facts, env)
+    ranks = _ranks(adopted, len(facts.machine.gpus), asked="nproc" in given)
+    table = api.strategies(env)
+    as_written, why = _as_written(request, facts, ranks.started, env)
     batch = as_written.candidate.effective_batch if as_written else request.global_batch.value
-    own, _ = _plan(_freed(request, batch), facts, env)
+    own, _ = _plan(_freed(request, batch), machines.fewer_cards(facts, ranks.cards), table, env)
     return Review(
         adopted=adopted,
         request=request,
         as_written=as_written,
         own=own,
         why=why,
+        runs=as_written is not None,
         changes=_changes(as_written, own),
-        assumed=assumed,
+        assumed=(*_reading(adopted), *assumed, *ranks.assumed),
     )
 
 
@@ -136,12 +143,28 @@ def differences(one: Adopted, other: Adopted) -> tuple[str, ...]:
 def import_file(file: str, target: str, env: Environment, *, force: bool = False) -> tuple[Path, Adopted]:
     """Writes the recipe of a file to ``target``.
 
+    Args:
+        force: overwrite ``target``, and write what can be taken over although something cannot.
+
     Raises:
-        InputError, UsageError: the file is none that we read, or ``target`` exists.
+        InputError, UsageError: the file is none that we read, ``target`` exists, or a line cannot be taken over.
     """
     path = Path(env.cwd, target)
     render.may_write(path, force=force)
-    adopted = read(Path(env.cwd, file), file)
+    adopted = read(Path(env.cwd, file), file, env.variables)
+    unset = tuple(name for name, setting in adopted.flags.items() if _UNSET.search(" ".join(setting.words)))
+    lost = (
+        *(f"line {one.line}: {one.text}" for one in adopted.findings if one.level == "error"),
+        *(f"line {adopted.flags[name].line}: --{name} {' '.join(adopted.flags[name].words)}" for name in unset),
+    )
+    if lost and not force:
+        raise UsageError(
+            "this cannot be taken over as it is written",
+            where=file,
+            figures=lost,
+            hints=("correct these lines: 'autoswift check' says how", "--force writes a recipe without them"),
+        )
+    adopted = replace(adopted, flags={name: adopted.flags[name] for name in adopted.flags if name not in unset})
     options = {"nproc": str(adopted.nproc)} if adopted.nproc else {}
     request = build_request(options, argv(adopted), env)
     render.write_file(path, render.asked_yaml(request, source=adopted.path, name=target))
@@ -149,24 +172,54 @@ def import_file(file: str, target: str, env: Environment, *, force: bool = False
 
 
 def _unplanned(adopted: Adopted, request: Request, why: str) -> Review:
-    return Review(adopted=adopted, request=request, as_written=None, own=None, why=why, changes=(), assumed=())
+    return Review(
+        adopted=adopted, request=request, as_written=None, own=None, why=why, runs=None, changes=(), assumed=()
+    )
 
 
 def _facts(request: Request, adopted: Adopted, env: Environment, progress: Progress) -> tuple[Facts, tuple[str, ...]]:
     """The facts; where the data is not at hand, rows of the longest length that the job takes."""
-    try:
-        return _elsewhere(api.read_facts(request, env, progress)[1], request, ())
-    except InputError as error:
-        model = read_model(str(request.model.value), env, request.pins, progress)
+    said: list[str] = []
+
+    def at_most(model: ModelFacts, why: InputError) -> DataFacts:
         pin = request.pins.get("max_length")
         tokens = int(str(pin.value)) if pin else min(ASSUMED_TOKENS, model.max_position or ASSUMED_TOKENS)
-        said = f"the rows are not at hand ({error.what}): every one is taken for {tokens} tokens"
-        facts = Facts(
-            machine=api.machine(request, env),
-            model=model,
-            data=assumed_rows(tokens, request.datasets.value or ("rows",)),
-        )
-        return _elsewhere(facts, request, (said,))
+        said.append(f"the rows are not at hand ({why.what}): every one is taken for {tokens} tokens")
+        return assumed_rows(tokens, request.datasets.value or ("rows",))
+
+    facts = api.read_facts(request, env, progress, without_data=at_most)[1]
+    return _elsewhere(_visible(facts, adopted), request, tuple(said))
+
+
+def _visible(facts: Facts, adopted: Adopted) -> Facts:
+    """The machine with the cards that the job lets itself see."""
+    setting = adopted.env.get("CUDA_VISIBLE_DEVICES")
+    named = [card for card in ",".join(setting.words).split(",") if card.strip()] if setting else []
+    return machines.fewer_cards(facts, len(named)) if 0 < len(named) < len(facts.machine.gpus) else facts
+
+
+def _ranks(adopted: Adopted, cards: int, *, asked: bool) -> _Ranks:
+    """How many processes run as the job stands. The engine starts one where neither launcher nor script says more.
+
+    Args:
+        asked: ``--nproc`` was given, which the machine at hand follows already.
+    """
+    nodes = adopted.env.get("NNODES")
+    said: tuple[str, ...] = ()
+    if nodes is not None and nodes.words[0] not in ("", "1"):
+        said = (f"one node of {nodes.words[0]} is costed; the network between them is not counted",)
+    if asked or (adopted.nproc is None and adopted.kind not in ONE_PROCESS):
+        return _Ranks(started=cards, cards=cards, assumed=said)
+    if adopted.nproc is not None:
+        return _Ranks(started=adopted.nproc, cards=min(cards, adopted.nproc), assumed=said)
+    if cards > 1:
+        spread = "NPROC_PER_NODE is not set: one process, which spreads the model's layers over all cards and uses them"
+        said = (*said, f"{spread} one after the other; costed as on one card")
+    return _Ranks(started=1, cards=cards, assumed=said)
+
+
+def _reading(adopted: Adopted) -> tuple[str, ...]:
+    return ("the command is read as it was meant, with the lines that the shell would cut off",) * adopted.as_meant
 
 
 def _elsewhere(facts: Facts, request: Request, said: tuple[str, ...]) -> tuple[Facts, tuple[str, ...]]:
@@ -184,19 +237,52 @@ def _elsewhere(facts: Facts, request: Request, said: tuple[str, ...]) -> tuple[F
     )
 
 
-def _pinned(request: Request, facts: Facts) -> Request:
-    """The job with everything that it leaves open set as the engine sets it."""
+def _as_written(request: Request, facts: Facts, started: int, env: Environment) -> tuple[Plan | None, str]:
+    """The job with everything that it leaves open as the engine sets it: the table has one strategy, the engine's own.
+
+    Source: ms-swift 4.6 arguments/sft_args.py (accumulation :289, by the world size), arguments/base_args.
+    """
+    cards = len(facts.machine.gpus)
+    if started > cards:
+        return None, f"it starts {started} processes, one a card, and there {'is' if cards == 1 else 'are'} {cards}"
+    try:
+        fields = pinned_fields(request, Path(env.cwd))
+    except (UsageError, InputError) as error:
+        return None, error.what
+    micro = int(fields["micro_batch"].value) if "micro_batch" in fields else 1
+    packing = "packing" in fields and fields["packing"].value
+    use = {
+        "padding_free": packing,  # sft_args.py:190
+        "quant": "none",
+        "parallel": "ddp" if started > 1 else "none",
+        "micro_batch": micro,
+        "accumulation": max(1, ceil(16 / micro / started)),
+        "gradient_checkpointing": True,
+        "tuner": "lora",
+    }
+    alone = Strategy(
+        name="as-written",
+        summary="what the engine does with this job",
+        when={},
+        use={name: value for name, value in use.items() if name not in fields},
+        search={},
+        because="Nothing is chosen.",
+        limits="",
+        example="",
+        path="",
+    )
     pins = dict(request.pins)
-    for flag, value in _ENGINE.items():
-        pins.setdefault(flag, Sourced(value=value, source="the engine's default"))
-    if "gradient_accumulation_steps" not in pins:
-        micro = int(str(pins["per_device_train_batch_size"].value))
-        steps = max(1, ceil(16 / micro / facts.machine.processes))  # sft_args.py:289, by WORLD_SIZE
-        pins["gradient_accumulation_steps"] = Sourced(value=str(steps), source="the engine's default")
-    method = request.parallel_method
-    if "deepspeed" not in pins and "fsdp" not in pins:
-        method = Sourced(value="none", source="the job names neither DeepSpeed nor FSDP")
-    return replace(request, pins=pins, parallel_method=method)
+    if facts.model.max_position:
+        pins.setdefault("max_length", Sourced(value=str(facts.model.max_position), source="the engine's default"))
+    source = "as the job has it"
+    as_it_stands = replace(
+        request,
+        pins=pins,
+        parallel_method=Sourced(value="auto", source=source),
+        strategy=Sourced(value=alone.name, source=source),
+        lr_scaling=Sourced(value="none", source=source),
+    )
+    return _plan(as_it_stands, machines.fewer_cards(facts, started), (alone,), env)
 
 
 def _freed(request: Request, batch: int) -> Request:
@@ -205,9 +291,9 @@ def _freed(request: Request, batch: int) -> Request:
     return replace(request, pins=pins, global_batch=Sourced(value=batch, source="as the job has it"))
 
 
-def _plan(request: Request, facts: Facts, env: Environment) -> tuple[Plan | None, str]:
+def _plan(request: Request, facts: Facts, table: tuple[Strategy, ...], env: Environment) -> tuple[Plan | None, str]:
     try:
-        return make_plan(request, facts, api.strategies(env), env.cwd, env.home), ""
+        return make_plan(request, facts, table, env.cwd, env.home), ""
     except (NothingFitsError, UsageError, InputError) as error:
         figures = f" ({'; '.join(error.figures[:2])})" if error.figures else ""
         hint = f"; {error.hints[0]}" if error.hints else ""

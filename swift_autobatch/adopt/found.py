@@ -39,6 +39,7 @@ class Call:
     flags: Mapping[str, Setting]
     env: Mapping[str, Setting] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    as_meant: bool = False  # the shell would cut it short; read with the flags that it would lose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +53,4 @@ class Adopted:
     env: Mapping[str, Setting]
     nproc: int | None
     findings: tuple[Finding, ...]
+    as_meant: bool = False  # see Call

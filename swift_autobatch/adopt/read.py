@@ -17,15 +17,16 @@ from swift_autobatch.recipe import layer, read_recipe
 from swift_autobatch.yaml_file import PROJECT
 
 _HINT = "a shell script with `swift sft`, a YAML of ms-swift, LLaMA-Factory or axolotl, a DeepSpeed JSON, or a recipe"
-_OTHER_VERBS = "autoswift plans `swift sft` (and `swift pt` as the same); this is `swift {verb}`"
+_OTHER_VERBS = "autoswift plans `swift sft` (and `swift pt` as the same); this is `{call}`"
 _KEY = re.compile(r"^([A-Za-z_][\w-]*)\s*:")
 
 
-def read(path: Path, shown: str) -> Adopted:
+def read(path: Path, shown: str, outside: Mapping[str, str] | None = None) -> Adopted:
     """The job that a file describes; of a script with several calls, the first one of ``swift sft``.
 
     Args:
         shown: the path as the user spelled it.
+        outside: the environment that a script would run in.
 
     Raises:
         InputError: the file cannot be read, or is none of the kinds known.
@@ -40,27 +41,31 @@ def read(path: Path, shown: str) -> Adopted:
         return _json(text, shown)
     if path.suffix.lower() in (".yaml", ".yml"):
         return _yaml(text, path, shown)
-    return _script(text, path, shown)
+    return _script(text, path, shown, outside)
 
 
-def _script(text: str, path: Path, shown: str) -> Adopted:
-    calls = shell.read_calls(text)
+def _script(text: str, path: Path, shown: str, outside: Mapping[str, str] | None) -> Adopted:
+    calls = shell.read_calls(text, outside)
     planned = [call for call in calls if call.verb in ("sft", "pt")]
     if not planned:
         if calls:
             raise UsageError(
-                _OTHER_VERBS.format(verb=calls[0].verb),
+                _OTHER_VERBS.format(call=_spelled(calls[0])),
                 where=f"{shown}:{calls[0].line}",
                 hints=("name a script that calls swift sft",),
             )
         raise InputError("there is no call of swift in this file", where=shown, hints=(_HINT,))
     call = planned[0]
     more = tuple(
-        Finding(level="note", line=other.line, text=f"another call, of swift {other.verb}, is not looked at")
+        Finding(level="note", line=other.line, text=f"another call, of {_spelled(other)}, is not looked at")
         for other in calls
         if other is not call
     )
     return _job(call, "shell script", path, shown, more)
+
+
+def _spelled(call: Call) -> str:
+    return call.verb if call.verb.startswith("megatron ") else f"swift {call.verb}"
 
 
 def _job(call: Call, kind: Kind, path: Path, shown: str, more: tuple[Finding, ...] = ()) -> Adopted:
@@ -77,6 +82,7 @@ def _job(call: Call, kind: Kind, path: Path, shown: str, more: tuple[Finding, ..
         env=call.env,
         nproc=_nproc(call.env),
         findings=_ordered((*call.findings, *findings, *_nodes(call), *more)),
+        as_meant=call.as_meant,
     )
 
 

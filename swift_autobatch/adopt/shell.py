@@ -1,7 +1,8 @@
 """Reads calls of ``swift`` out of shell scripts: bash, Windows cmd and PowerShell, as people post them.
 
-A script is never run. Variables that it sets itself are filled in, `$(expr a / b)` and `$((a / b))` are worked out;
-everything else that a shell would compute stays as written and is told.
+A script is never run. Variables that it sets itself, or that the environment holds, are filled in; `$(expr a / b)` and
+`$((a / b))` are worked out; everything else that a shell would compute stays as written and is told. A command that
+its own continuations cut short is read as it was meant, and told.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swift_autobatch.adopt.found import Call, Finding, Setting
@@ -27,9 +28,25 @@ _WORD = re.compile(
 _SCRIPTS = re.compile(r"(?:^|/)swift/cli/(\w+)\.py$")
 _MODULES = re.compile(r"swift\.cli\.(\w+)$")
 _SETTERS = ("export", "set", "setx", "env")
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW", re.IGNORECASE)  # never copied from an environment into a file
+_WHICH = re.compile(r"""^["']?(?:\$\(|`)\s*(?:which|command -v|type -p)\s+(\w+)\s*[)`]["']?$""")
 _LAUNCHERS = ("nohup", "time", "sudo", "exec", "python", "python3", "torchrun", "accelerate", "deepspeed", "srun")
 _OWN = {"RUN": "$RUN", "ROOT": ".", "PWD": "."}  # of the run.sh that autoswift writes: the run and the project folder
-_NPROC_FLAGS = ("nproc_per_node", "num_processes", "num_gpus")
+# What launchers say, in the engine's own words. Source: torchrun, accelerate launch and deepspeed --help.
+_LAUNCHER_FLAGS: Mapping[str, str] = {
+    "nproc_per_node": "NPROC_PER_NODE",
+    "num_processes": "NPROC_PER_NODE",
+    "num_gpus": "NPROC_PER_NODE",
+    "nnodes": "NNODES",
+    "num_nodes": "NNODES",
+    "num_machines": "NNODES",
+    "node_rank": "NODE_RANK",
+    "machine_rank": "NODE_RANK",
+    "master_addr": "MASTER_ADDR",
+    "main_process_ip": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+    "main_process_port": "MASTER_PORT",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,51 +62,73 @@ class _Line:
         return self.number + sum(offset >= start for start in self.breaks)
 
 
-def read_calls(text: str) -> list[Call]:
-    """Every call of ``swift VERB`` (or ``megatron VERB``) in a script, in order."""
+def read_calls(text: str, outside: Mapping[str, str] | None = None) -> list[Call]:
+    """Every call of ``swift VERB`` (or ``megatron VERB``) in a script, in order.
+
+    Args:
+        outside: the environment that the script would run in; fills in what the script itself does not set.
+    """
     variables = {name: Setting(words=(value,), line=0) for name, value in _OWN.items()}
     calls: list[Call] = []
     before: tuple[Finding, ...] = ()  # of lines that were meant to be part of the call below them
     for line in _logical_lines(text):
-        call = _read_line(line, variables)
+        call = _read_line(line, variables, outside or {})
         if call is None:
             before = line.findings
         else:
-            calls.append(replace(call, findings=(*before, *call.findings)))
+            broken = bool(before or line.findings)
+            calls.append(replace(call, findings=(*before, *call.findings), as_meant=broken))
             before = ()
     return calls
 
 
 def _logical_lines(text: str) -> Iterator[_Line]:
-    joined, start = "", 0
+    """Commands with their continuations joined; a break that leaves flags behind is a finding, and joined too."""
+    physical = text.replace("\r\n", "\n").split("\n")
+    joined, start, told = "", 0, False  # told: of the break that the flags below were lost by
     breaks: list[int] = []
     findings: list[Finding] = []
-    for number, raw in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+    for number, raw in enumerate(physical, 1):
         if not joined:
             start, breaks, findings = number, [], []
-        stripped = raw.strip()
-        if stripped.startswith(("#", "REM ", "rem ", "::")):
+        if _is_comment(raw) or (joined and not raw.strip()):
+            if not joined:
+                continue
+            if not told:
+                findings.append(_broken("comment" if raw.strip() else "empty", number))
+            told = True
+            if _flags_follow(physical[number:]):
+                continue
+        else:
             if joined:
-                findings.append(_broken("comment", number))
-                yield _Line(joined, start, tuple(breaks), tuple(findings))
-                joined = ""
-            continue
-        if joined:
-            breaks.append(len(joined))
-        if _BLANK_AFTER.search(raw):
-            findings.append(_broken("blank", number))
-            raw = raw.rstrip()
-        if _CONTINUED.search(raw):
-            joined += _CONTINUED.sub(" ", raw)
-            continue
-        if joined and not stripped and breaks:
-            findings.append(_broken("empty", number))
-        joined += raw
+                breaks.append(len(joined))
+            told = False
+            if _BLANK_AFTER.search(raw):
+                findings.append(_broken("blank", number))
+            if _CONTINUED.search(raw.rstrip()):
+                joined += _CONTINUED.sub(" ", raw.rstrip())
+                continue
+            joined += raw
+            if "swift" in joined and _flags_follow(physical[number:]):
+                findings.append(_broken("lost", number))
+                told = True
+                joined += " "
+                continue
         if joined.strip():
             yield _Line(joined, start, tuple(breaks), tuple(findings))
-        joined = ""
+        joined, told = "", False
     if joined.strip():
         yield _Line(joined, start, tuple(breaks), tuple(findings))
+
+
+def _is_comment(raw: str) -> bool:
+    return raw.strip().startswith(("#", "REM ", "rem ", "::"))
+
+
+def _flags_follow(below: Sequence[str]) -> bool:
+    """Whether the next line with a word on it is flags, which no command starts with."""
+    following = (line.strip() for line in below if line.strip() and not _is_comment(line))
+    return next(following, "").startswith("--")
 
 
 _BROKEN: Mapping[str, tuple[str, str]] = {
@@ -102,6 +141,10 @@ _BROKEN: Mapping[str, tuple[str, str]] = {
         "a comment between continued lines ends the command: the flags below it are not passed",
         "move the comment above the command",
     ),
+    "lost": (
+        "the command ends here, without a continuation: the flags below it are not passed",
+        "end this line with a backslash (cmd: ^, PowerShell: `)",
+    ),
 }
 
 
@@ -111,12 +154,12 @@ def _broken(kind: str, number: int) -> Finding:
     return Finding(level="error", line=number, text=text, fix=fix)
 
 
-def _read_line(line: _Line, variables: dict[str, Setting]) -> Call | None:
+def _read_line(line: _Line, variables: dict[str, Setting], outside: Mapping[str, str]) -> Call | None:
     if _COMPUTED.match(line.text):
         return None  # what a program prints cannot be known here
     findings = list(line.findings)
     try:
-        words = list(_words(line, variables, findings))
+        words = list(_words(line, _Values(variables, outside), findings))
     except ValueError as error:
         if "swift" not in line.text:
             return None
@@ -141,7 +184,15 @@ def _read_line(line: _Line, variables: dict[str, Setting]) -> Call | None:
     return Call(verb=verb, line=line.number, flags=flags, env={**visible, **own, **launcher}, findings=tuple(findings))
 
 
-def _words(line: _Line, variables: Mapping[str, Setting], findings: list[Finding]) -> Iterator[tuple[str, int]]:
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Variables as the script sets them, below them the environment that it runs in."""
+
+    inside: Mapping[str, Setting]
+    outside: Mapping[str, str]
+
+
+def _words(line: _Line, values: _Values, findings: list[Finding]) -> Iterator[tuple[str, int]]:
     """The words of a line, variables filled in, each with its physical line; a comment at the end is left out."""
     for match in _WORD.finditer(line.text):
         raw, number = match[0], line.line_at(match.start())
@@ -149,22 +200,28 @@ def _words(line: _Line, variables: Mapping[str, Setting], findings: list[Finding
             return
         if raw in ("|", ">", ">>", "2>&1", "&", "&&", ";", "||", "&>") or raw.startswith((">", "2>", "&>")):
             return
-        filled = raw if raw.startswith("'") else _fill(raw, variables, number, findings)
+        if which := _WHICH.match(raw):
+            yield which[1], number
+            continue
+        filled = raw if raw.startswith("'") else _fill(raw, values, number, findings)
         parts = [filled] if "$(" in filled or filled.startswith("`") else shlex.split(filled)
         for part in parts or [""]:
             yield part, number
 
 
-def _fill(word: str, variables: Mapping[str, Setting], number: int, findings: list[Finding]) -> str:
+def _fill(word: str, values: _Values, number: int, findings: list[Finding]) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[3] or match[4]
-        if name in variables:
-            return " ".join(variables[name].words)
+        if name in values.inside:
+            return " ".join(values.inside[name].words)
+        if name in values.outside and not _SECRET.search(name):
+            text = f"${name} is {values.outside[name]!r} here, from the environment"
+            findings.append(Finding(level="note", line=number, text=text))
+            return values.outside[name]
         if match[2] is not None:
             return match[2]
-        findings.append(
-            Finding(level="warn", line=number, text=f"${name} is not set in this script", fix=f"{name}=... above it")
-        )
+        text = f"${name} is set neither in this script nor in the environment"
+        findings.append(Finding(level="warn", line=number, text=text, fix=f"{name}=... above it"))
         return match[0]
 
     filled = _VARIABLE.sub(value, word)
@@ -214,8 +271,8 @@ def _verb(words: list[tuple[str, int]]) -> tuple[str | None, list[tuple[str, int
                 return verb, after, launcher
         if word.startswith("--"):
             flag, _, value = word[2:].replace("-", "_").partition("=")
-            if flag in _NPROC_FLAGS:
-                launcher["NPROC_PER_NODE"] = Setting(words=(value or (after[0][0] if after else ""),), line=number)
+            if flag in _LAUNCHER_FLAGS:
+                launcher[_LAUNCHER_FLAGS[flag]] = Setting(words=(value or (after[0][0] if after else ""),), line=number)
         elif index == 0 and name not in _LAUNCHERS:
             return None, [], {}
     return None, [], {}

@@ -16,6 +16,7 @@ from swift_autobatch.errors import UsageError
 from swift_autobatch.tables import dialect
 
 _TABLE = Path(__file__).parent.parent / "data" / "adopt" / "ms-swift-old.yaml"
+_DEFAULT = "left out: it is the default"
 _OURS = re.compile(r"^\$RUN(/|$)|^autoswift_telemetry$")  # what autoswift itself added to a run.sh
 _SURPRISES: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("quant_bits", "-quant_method"): (
@@ -96,7 +97,7 @@ def _translated(name: str, setting: Setting, findings: list[Finding]) -> Iterato
     new = row.get("to", name)
     changed = tuple(str(values.get(word, word)) for word in words if values.get(word, word) is not None)
     if new != name or changed != words:
-        findings.append(_renamed(f"{name} {value}", " ".join((new, *changed)) if changed else "nothing", setting.line))
+        findings.append(_renamed(f"{name} {value}", " ".join((new, *changed)) if changed else _DEFAULT, setting.line))
     if changed or not words:
         yield new, changed
 
@@ -105,7 +106,7 @@ def _case(
     name: str, value: str, becomes: Mapping[str, str], line: int, findings: list[Finding]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     words = " ".join(f"--{flag} {word}" for flag, word in becomes.items())
-    findings.append(_renamed(f"{name} {value}", words.removeprefix("--") or "nothing: it is the default", line))
+    findings.append(_renamed(f"{name} {value}", words.removeprefix("--") or _DEFAULT, line))
     for flag, word in becomes.items():
         yield flag, (word,)
 
@@ -120,8 +121,8 @@ def _one_to_one(name: str) -> str | None:
 
 
 def _renamed(old: str, new: str, line: int) -> Finding:
-    shown = new if new.startswith("nothing") else f"--{new}"
-    return Finding(level="note", line=line, text=f"--{old} is {shown} in ms-swift {dialect().version}", fix="")
+    becomes = new if new == _DEFAULT else f"--{new}"
+    return Finding(level="note", line=line, text=f"--{old} is {becomes} in ms-swift {dialect().version}", fix="")
 
 
 def _checked(name: str, setting: Setting, findings: list[Finding]) -> Setting | None:

@@ -20,7 +20,8 @@ def command(ctx: click.Context, /, file: str, as_json: bool, **options: Any) -> 
     """Say what somebody's script or config does, what is odd about it, and what it needs.
 
     FILE is a shell script with `swift sft` (of any version), a YAML of ms-swift, LLaMA-Factory or axolotl, a DeepSpeed
-    JSON, or a project recipe. Exit 2 when it would not run as it is written.
+    JSON, or a project recipe. Exit 2 when it would not run as it is written: a flag that is refused, a combination that
+    is not legal, or memory that the machine does not have.
     """
     from swift_autobatch import review
     from swift_autobatch.cli import show_review, text
@@ -31,4 +32,5 @@ def command(ctx: click.Context, /, file: str, as_json: bool, **options: Any) -> 
         print_json(show_review.as_json(found))
     else:
         text.page(show_review.review(found))
-    ctx.exit(2 if any(one.level == "error" for one in found.adopted.findings) else 0)
+    wrong = any(one.level == "error" for one in found.adopted.findings)
+    ctx.exit(2 if wrong or found.runs is False else 0)

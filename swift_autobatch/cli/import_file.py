@@ -8,12 +8,12 @@ import click
 @click.command("import")
 @click.argument("file", metavar="FILE")
 @click.option("-o", "--output", metavar="RECIPE", required=True, help="The recipe to write.")
-@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@click.option("--force", is_flag=True, help="Overwrite a file that exists; leave out what cannot be taken over.")
 def command(file: str, output: str, force: bool) -> None:
     """Turn a script or config into a project recipe.
 
     FILE is what `autoswift check` reads. The recipe asks for what the file asks for, in today's flags; `autoswift sft
-    --recipe RECIPE` plans what it leaves open. What cannot be taken over is told on stderr.
+    --recipe RECIPE` plans what it leaves open. Nothing is written where a line cannot be taken over (exit 2).
     """
     from swift_autobatch import review
     from swift_autobatch.cli import show_review

@@ -8,7 +8,7 @@ from swift_autobatch.adopt import Adopted
 from swift_autobatch.cli import text
 from swift_autobatch.cli.text import joined, section
 from swift_autobatch.records import Plan
-from swift_autobatch.review import Review
+from swift_autobatch.review import ONE_PROCESS, Review
 from swift_autobatch.units import show_gib, show_seconds
 
 
@@ -45,10 +45,16 @@ def _job(found: Review) -> str:
     words = [
         str(request.model.value or "no model named"),
         str(tuner.value) if tuner else "lora",
-        f"{found.adopted.nproc} processes" if found.adopted.nproc else "one process",
+        _processes(found.adopted),
         ", ".join(request.datasets.value) or "no dataset named",
     ]
     return "; ".join(words)
+
+
+def _processes(adopted: Adopted) -> str:
+    if adopted.nproc:
+        return "one process" if adopted.nproc == 1 else f"{adopted.nproc} processes"
+    return "one process" if adopted.kind in ONE_PROCESS else "one process a card"
 
 
 def _needs(plan: Plan, columns: int) -> list[str]:
@@ -81,6 +87,7 @@ def as_json(found: Review) -> dict[str, Any]:
         "as_written": _figures(found.as_written),
         "own": _figures(found.own),
         "why": found.why or None,
+        "runs": found.runs,
         "changes": list(found.changes),
         "assumed": list(found.assumed),
     }

@@ -6,21 +6,38 @@ Matched against the last lines of tracebacks (``Type: text``), first match wins.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from swift_autobatch import engine_flags
 from swift_autobatch.engine_log import LogFacts
+from swift_autobatch.errors import UsageError
 from swift_autobatch.records import Reason
+from swift_autobatch.tables import dialect
+
+
+def _todays_flags(said: str) -> Iterator[str]:
+    """What the engine of today calls the flags of a ``remaining_argv`` list."""
+    for name in re.findall(r"--([\w-]+)", said):
+        try:
+            engine_flags.find(name.replace("-", "_"), dialect())
+        except UsageError as error:
+            yield f"--{name}: {error.hints[0]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One row: ``pattern`` over exceptions and last lines, the code, words, hints, and where it is from."""
+    """One row: ``pattern`` over exceptions and last lines, the code, words, hints, and where it is from.
+
+    ``more`` makes hints of what the pattern's group ``what`` holds; they come first.
+    """
 
     code: str
     pattern: str
     text: str
     hints: tuple[str, ...]
     source: str
+    more: Callable[[str], Iterator[str]] | None = None
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -68,6 +85,71 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         code="environment",
+        pattern=r"Bus error|out of shared memory|insufficient shared memory",
+        text="a data loader's worker ran out of shared memory (/dev/shm), which containers keep small",
+        hints=("docker run --shm-size 8g, or --ipc=host", "--dataloader_num_workers 0 needs none of it"),
+        source="torch/utils/data/_utils/signal_handling.py",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"GatedRepoError|[Cc]annot access gated repo|gated repo",
+        text="the model is gated: its hub wants to know who downloads it",
+        hints=(
+            "accept its terms on the model's page, then: export HF_TOKEN=...",
+            "--model FOLDER with the files at hand",
+        ),
+        source="huggingface_hub/errors.py",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"RepositoryNotFoundError|404 Client Error|NotExistError",
+        text="the hub has no model or dataset of that name, or not for this account",
+        hints=("check the spelling of the id", "--use_hf true asks Hugging Face instead of ModelScope, and back"),
+        source="huggingface_hub/errors.py; modelscope/hub/errors.py",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"Max retries exceeded|Temporary failure in name resolution|ConnectTimeout|Connection refused.*http",
+        text="the hub cannot be reached from this machine",
+        hints=("--model FOLDER and --dataset FILE with what is at hand", "HTTPS_PROXY, or HF_ENDPOINT for a mirror"),
+        source="urllib3, requests",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"FlashAttention2 has been toggled on|flash_attn seems to be not installed|requires flash.attn",
+        text="FlashAttention was asked for and cannot be used",
+        hints=("pip install flash-attn --no-build-isolation (compute capability 8.0 or newer)", "--attn_impl sdpa"),
+        source="transformers/modeling_utils.py",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"SafetensorError|HeaderTooLarge|MetadataIncompleteBuffer|PytorchStreamReader failed",
+        text="a file of weights is cut or damaged",
+        hints=("delete it and download it again", "resume from the checkpoint before: --resume_from_checkpoint"),
+        source="safetensors; torch/serialization.py",
+    ),
+    Cause(
+        code="data",
+        pattern=r"device-side assert triggered|index out of range in self|CUDA error: invalid configuration argument",
+        text="an index is out of range on the card: a token id beyond the vocabulary, or a label that is none",
+        hints=(
+            "--model_type and --template must belong to this checkpoint's tokenizer",
+            "CUDA_LAUNCH_BLOCKING=1, or one step on a CPU (autoswift rehearse), shows the line",
+        ),
+        source="aten/src/ATen/native/cuda/Indexing.cu",
+    ),
+    Cause(
+        code="environment",
+        pattern=r"illegal memory access|misaligned address|uncorrectable ECC|Xid|fallen off the bus",
+        text="a kernel read where it must not, or the card is faulty",
+        hints=(
+            "--attn_impl sdpa and --use_liger_kernel false leave the two kernels that are compiled apart out",
+            "nvidia-smi -q -d ECC and dmesg | grep Xid say whether the card is at fault",
+        ),
+        source="CUDA runtime",
+    ),
+    Cause(
+        code="environment",
         pattern=r"ModuleNotFoundError: No module named '(?P<what>[^']+)'",
         text="the engine needs the Python package {what}, which is not installed",
         hints=("pip install {what}",),
@@ -105,8 +187,9 @@ CAUSES: tuple[Cause, ...] = (
         code="engine-arguments",
         pattern=r"remaining_argv: (?P<what>.*)",
         text="the engine does not know these flags: {what}",
-        hints=("autoswift plan names the flags of the installed engine",),
+        hints=("autoswift check FILE reads a whole script and says what each old flag is now",),
         source="swift/pipelines/base.py:35",
+        more=_todays_flags,
     ),
     Cause(
         code="engine-arguments",
@@ -128,7 +211,10 @@ def known_cause(log: LogFacts) -> Reason | None:
             return Reason(
                 code=cause.code,
                 text=cause.text.format(what=what),
-                hints=tuple(hint.format(what=what.partition(".")[0]) for hint in cause.hints),
+                hints=(
+                    *(cause.more(what) if cause.more else ()),
+                    *(hint.format(what=what.partition(".")[0]) for hint in cause.hints),
+                ),
             )
     if log.argument_error:
         return Reason(

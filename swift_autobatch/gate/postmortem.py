@@ -125,7 +125,7 @@ _THIS_PROCESS = re.compile(rf"this process has {_SIZE} memory in use")
 _GPU = re.compile(r"GPU (\d+)[ ;]")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _FRAME = re.compile(r'File "([^"]+)", line \d+, in (\S+)')
-_NAN = re.compile(r"nan\b", re.IGNORECASE)
+_NAN_ROW = re.compile(r"""['"](loss|grad_norm)['"]: ['"]?nan\b""", re.IGNORECASE)  # of any Trainer
 
 
 def explain(text: str) -> Postmortem:
@@ -235,24 +235,26 @@ def _host_memory(lines: Sequence[str], log: engine_log.LogFacts) -> Postmortem:
     )
 
 
+_WAITED = re.compile(
+    r"Rank (\d+)\].*?[Ww]atchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+).*?"
+    r"ran for (\d+) milliseconds"
+)
 _WATCHDOG = re.compile(r"Rank (\d+)\b.*?last completed NCCL work: (\d+)")
 
 
 def _hung(lines: Sequence[str]) -> Postmortem | None:
     """The rank that the others waited for: the one whose last completed collective is the oldest.
 
-    Source: torch ProcessGroupNCCL.cpp, the watchdog's message; the first one in a log is of a healthy rank.
+    Source: torch ProcessGroupNCCL.cpp, the watchdog's messages; the first one in a log is of a healthy rank.
     """
     done: dict[int, tuple[int, int, str]] = {}
     for number, line in enumerate(lines, 1):
         if match := _WATCHDOG.search(line):
             done.setdefault(int(match[1]), (int(match[2]), number, line.strip()))
-    if len(done) < 2:
-        return None
-    rank, (work, number, said) = min(done.items(), key=lambda item: item[1][0])
-    ahead = max(value[0] for value in done.values())
+    rank, (work, number, said) = min(done.items(), key=lambda item: item[1][0], default=(0, (0, 0, "")))
+    ahead = max((value[0] for value in done.values()), default=0)
     if work == ahead:
-        return None
+        return _waited(lines)
     return Postmortem(
         code="timeout",
         text=f"rank {rank} stopped at collective {work} while others reached {ahead}: they waited for it until NCCL's"
@@ -261,9 +263,32 @@ def _hung(lines: Sequence[str]) -> Postmortem | None:
         line=number,
         said=said,
         figures=tuple(f"rank {one}: collective {value[0]}" for one, value in sorted(done.items())),
+        hints=(f"look at the last lines of rank {rank}: {_STUCK}", _PATIENCE),
+    )
+
+
+_STUCK = "a slow or broken row, an image that cannot be read, a dead worker"
+_PATIENCE = "--ddp_timeout, larger, when one rank only takes long (a first compilation, a large map)"
+
+
+def _waited(lines: Sequence[str]) -> Postmortem | None:
+    """A watchdog that says what it waited for, and not what the others had done."""
+    waits = [(number, match) for number, line in enumerate(lines, 1) if (match := _WAITED.search(line))]
+    if not waits:
+        return None
+    number, match = waits[0]
+    ranks = sorted({int(wait[1]) for _, wait in waits})
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return Postmortem(
+        code="timeout",
+        text=f"{who} waited {int(match[4]) // 1000} s for collective {match[2]} ({match[3]}), never reached by another",
+        place="unknown",
+        line=number,
+        said=lines[number - 1].strip(),
         hints=(
-            f"look at the last lines of rank {rank}: a slow or broken row, an image that cannot be read, a dead worker",
-            "--ddp_timeout, larger, when one rank only takes long (a first compilation, a large map)",
+            f"look at the ranks that did not wait: {_STUCK}",
+            _PATIENCE,
+            "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 names each rank's last collective the next time",
         ),
     )
 
@@ -271,12 +296,13 @@ def _hung(lines: Sequence[str]) -> Postmortem | None:
 def _loss_or_unknown(lines: Sequence[str], log: engine_log.LogFacts) -> Postmortem:
     """A training that went on with NaN, a crash that is not in the table, or nothing at all."""
     for number, line in enumerate(lines, 1):
-        row = engine_log.row_of_line(line)
-        if row is not None and any(_NAN.fullmatch(str(row.get(k, ""))) for k in ("loss", "grad_norm")):
-            step = row.get("global_step/max_steps", "?")
+        if _NAN_ROW.search(line):
+            row = engine_log.row_of_line(line) or {}
+            step = row.get("global_step/max_steps")
             return Postmortem(
                 code="nan-loss",
-                text=f"loss {row.get('loss')}, gradient norm {row.get('grad_norm')} at step {step}",
+                text=f"{' and '.join(sorted(set(_NAN_ROW.findall(line))))} became NaN"
+                + (f" at step {step}" if step else ""),
                 place="unknown",
                 line=number,
                 said=line.strip(),
@@ -309,8 +335,11 @@ def _place(lines: Sequence[str], at: int | None) -> Place:
     if at is None:
         return "unknown"
     frames: list[str] = []
-    for line in reversed(lines[: at - 1]):
+    innermost = ""  # the code of that frame: what was called from there is compiled
+    for number in range(at - 2, -1, -1):
+        line = lines[number]
         if match := _FRAME.search(line):
+            innermost = innermost or lines[number + 1]
             frames.append(f"{match[1]}, {match[2]}")
         if line.lstrip("[]rank0123456789: ").startswith("Traceback"):
             break
@@ -318,7 +347,7 @@ def _place(lines: Sequence[str], at: int | None) -> Place:
     for place, pattern in _PLACES[:3]:
         if any(re.search(pattern, frame) for frame in frames):
             return place
-    for frame in frames:
+    for frame in (*frames, innermost):
         for place, pattern in _PLACES[3:]:
             if re.search(pattern, frame):
                 return place

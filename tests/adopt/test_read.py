@@ -42,11 +42,48 @@ def said(found: Adopted, level: str) -> list[tuple[int, str]]:
         ("swift sft --model m --lora_rank eight\n", 1, "needs a whole number"),
         ("swift sft --model m --tuner_type 'lora\n", 1, "the shell could not read this"),
         ("swift sft m --dataset d\n", 1, "belongs to no flag"),
+        ("swift sft \\\n  --model m\n  --dataset d\n", 2, "without a continuation"),
     ],
 )
 def test_what_would_not_run_is_an_error_on_its_line(tmp_path: Path, text: str, line: int, says: str) -> None:
     errors = said(adopted(tmp_path, text), "error")
     assert any(at == line and says in what for at, what in errors), errors
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "swift sft \\\n  --model m\n  --dataset d\n",
+        "swift sft --model m\n\n  # the data\n  --dataset d\n",
+        "swift sft \\\n  --model m \\ \n  --dataset d\n",
+        "swift sft \\\n  --model m \\\n  # --lora_rank 8 \\\n  --dataset d\n",
+        "swift sft \\\n  --model m \\\n\n  --dataset d\n",
+        "swift sft ^\r\n  --model m\r\n  --dataset d\r\n",
+    ],
+)
+def test_a_command_that_is_cut_short_is_read_as_it_was_meant(tmp_path: Path, text: str) -> None:
+    found = adopted(tmp_path, text)
+    assert {name: setting.words for name, setting in found.flags.items()} == {"model": ("m",), "dataset": ("d",)}
+    assert found.as_meant
+    assert len(said(found, "error")) == 1
+
+
+def test_a_whole_command_is_not_called_cut_short(tmp_path: Path) -> None:
+    found = adopted(tmp_path, "# a job\nswift sft \\\n  --model m \\\n  --dataset d\n\n# --lora_rank 8\necho done\n")
+    assert not found.as_meant
+    assert not said(found, "error")
+
+
+def test_the_environment_fills_in_what_a_script_takes_from_it(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("swift sft --model $M --dataset ${D:-d} --lora_rank $RANK --seed $SEED_KEY\n")
+    found = read(tmp_path / "job.sh", "job.sh", {"M": "m", "RANK": "8", "SEED_KEY": "1"})
+    assert {name: setting.words for name, setting in found.flags.items() if name != "seed"} == {
+        "model": ("m",),
+        "dataset": ("d",),
+        "lora_rank": ("8",),
+    }
+    assert "$M is 'm' here, from the environment" in [one.text for one in found.findings if one.level == "note"]
+    assert any("$SEED_KEY is set neither" in text for _, text in said(found, "warn"))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +94,7 @@ def test_what_would_not_run_is_an_error_on_its_line(tmp_path: Path, text: str, l
         ("swift sft --model m --packing true --max_length 9\n", "packing needs FlashAttention"),
         ("swift sft --model m --use_liger_kernel true --sequence_parallel_size 2\n", "off under sequence parallel"),
         ("swift sft --model m --lora_rank 8 --lora_rank 16\n", "given twice"),
-        ("swift sft --model $MODEL\n", "$MODEL is not set in this script"),
+        ("swift sft --model $MODEL\n", "$MODEL is set neither in this script nor"),
     ],
 )
 def test_what_runs_and_surprises_is_a_warning(tmp_path: Path, text: str, says: str) -> None:
@@ -112,12 +149,26 @@ def test_every_row_of_the_tables_ends_in_flags_of_todays_engine() -> None:
         ("/opt/bin/swift sft --model m", None),
         ("n=4\nNPROC_PER_NODE=${n} swift sft --model m", 4),
         ("export NPROC_PER_NODE=${WORLD:-2}\nswift sft --model m", 2),
+        ("torchrun --nproc_per_node 2 $(which swift) sft --model m", 2),
+        ("`which swift` sft --model m", None),
     ],
 )
 def test_launchers(tmp_path: Path, line: str, nproc: int | None) -> None:
     found = adopted(tmp_path, line + "\n")
     assert found.flags["model"].words == ("m",)
     assert found.nproc == nproc
+
+
+def test_a_launcher_says_what_the_nodes_are(tmp_path: Path) -> None:
+    found = adopted(
+        tmp_path, "torchrun --nnodes=2 --nproc_per_node 8 --master_addr 127.0.0.1 swift/cli/sft.py --model m\n"
+    )
+    assert {name: setting.words for name, setting in found.env.items()} == {
+        "NNODES": ("2",),
+        "NPROC_PER_NODE": ("8",),
+        "MASTER_ADDR": ("127.0.0.1",),
+    }
+    assert any("cannot reach it" in text for _, text in said(found, "error"))
 
 
 def test_a_shell_computes_what_it_can(tmp_path: Path) -> None:
@@ -131,7 +182,7 @@ def test_a_shell_computes_what_it_can(tmp_path: Path) -> None:
 def test_what_is_no_sft_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="swift rlhf"):
         adopted(tmp_path, "swift rlhf --model m\n")
-    with pytest.raises(UsageError, match="megatron sft"):
+    with pytest.raises(UsageError, match="this is `megatron sft`"):
         adopted(tmp_path, "megatron sft --model m\n")
     with pytest.raises(InputError, match="no call of swift"):
         adopted(tmp_path, "echo hello\n")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from swift_autobatch import api
 from swift_autobatch.gate.postmortem import explain, read_oom
 from swift_autobatch.units import GIB, MIB
+from tests import builders
 
 NEW = (
     "{rank}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total"
@@ -105,6 +110,20 @@ def test_remedies_belong_to_the_place() -> None:
         ("torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp\n", "environment"),
         ("ModuleNotFoundError: No module named 'flash_attn'\n", "environment"),
         ("ValueError: remaining_argv: ['--sft_type', 'lora']\n", "engine-arguments"),
+        (
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's"
+            " workers are out of shared memory.\n",
+            "environment",
+        ),
+        ("huggingface_hub.errors.GatedRepoError: 401 Client Error.\n", "environment"),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered\n", "data"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered\n", "environment"),
+        (
+            "safetensors_rust.SafetensorError: deserializing header: MetadataIncompleteBuffer\n",
+            "environment",
+        ),
+        ("{'loss': nan, 'grad_norm': nan, 'learning_rate': 0.0001, 'epoch': 0.1}\n", "nan-loss"),
+        ("{'loss': 1.2, 'grad_norm': inf, 'learning_rate': 0.0001, 'epoch': 0.1}\n", "unknown"),
         ("ValueError: something nobody foresaw\n", "engine-error"),
         ("{'loss': 'nan', 'grad_norm': 'nan', 'global_step/max_steps': '2/60'}\n", "nan-loss"),
         ("{'loss': '1.2', 'grad_norm': '0.4', 'global_step/max_steps': '2/60'}\nall is well\n", "unknown"),
@@ -114,3 +133,38 @@ def test_remedies_belong_to_the_place() -> None:
 )
 def test_other_ends(text: str, code: str) -> None:
     assert explain(text).code == code
+
+
+def test_a_frame_that_calls_compiled_code_is_placed_by_its_line() -> None:
+    text = (
+        "[rank0]: Traceback (most recent call last):\n"
+        f'[rank0]:   File "{SITE}/transformers/trainer.py", line 3730, in training_step\n'
+        "[rank0]:     self.accelerator.backward(loss, **kwargs)\n"
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB.\n"
+    )
+    assert explain(text).place == "backward"
+
+
+def test_a_watchdog_that_names_no_other_rank_still_says_what_was_waited_for() -> None:
+    waited = (
+        "[rank{0}]:[E1128 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=123, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600012 milliseconds "
+        "before timing out.\n"
+    )
+    alone = explain(waited.format(1))
+    assert (alone.code, alone.line) == ("timeout", 1)
+    assert "rank 1 waited 600 s for collective 123 (ALLREDUCE)" in alone.text
+    assert "ranks 1, 3" in explain(waited.format(3) + waited.format(1)).text
+
+
+def test_old_flags_that_the_engine_refused_are_named_as_they_are_now() -> None:
+    hints = explain("ValueError: remaining_argv: ['--sft_type', 'lora', '--lora_rnk', '8']\n").hints
+    assert hints[0] == "--sft_type: write --tuner_type"
+    assert hints[1].startswith("--lora_rnk: did you mean --lora_rank")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "gb18030"])
+def test_a_log_of_any_encoding_is_read(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "train.log").write_bytes(f"\u8bad\u7ec3\n{log('loss')}".encode(encoding))
+    found = api.explain("train.log", replace(builders.environment(tmp_path), cwd=str(tmp_path)))
+    assert (found.code, found.place) == ("gpu-oom", "loss")
