@@ -13,22 +13,10 @@ from dataclasses import dataclass
 
 from swift_autobatch import engine_log
 from swift_autobatch.gate.causes import known_cause
-from swift_autobatch.units import GIB, show_gib
+from swift_autobatch.gate.oom import Oom, figures, first_aid, read_oom
+from swift_autobatch.units import show_gib
 
 Place = str  # a key of PLACES, or "unknown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Oom:
-    """What the allocator said, in bytes; None where it did not say."""
-
-    asked_bytes: int | None = None
-    card_bytes: int | None = None
-    free_bytes: int | None = None
-    allocated_bytes: int | None = None
-    idle_bytes: int | None = None  # reserved, not allocated
-    others_bytes: int | None = None  # held by other processes on the card
-    gpu: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,22 +96,6 @@ _REMEDIES: dict[Place, tuple[str, ...]] = {
     "resume": ("--resume_only_model true: without the optimizer's states",),
 }
 _ANYWHERE = ("autoswift sft with the same flags plans for the longest row and tries it before training",)
-_FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: {idle} are reserved and idle, in pieces too small"
-_OTHERS = "free the card: other processes hold {others} of it (nvidia-smi names them)"
-
-_SIZE = r"([\d.]+) ?([KMGT]i?B|bytes)"
-_FIELDS: tuple[tuple[str, str], ...] = (
-    ("asked_bytes", rf"Tried to allocate {_SIZE}"),
-    ("card_bytes", rf"total capacity of {_SIZE}|{_SIZE} total capacity"),
-    ("free_bytes", rf"of which {_SIZE} is free|{_SIZE} free"),
-    ("allocated_bytes", rf"{_SIZE} is allocated by PyTorch|{_SIZE} already allocated"),
-    ("idle_bytes", rf"{_SIZE} is reserved by PyTorch but unallocated"),
-)
-_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch")
-_OTHER_PROCESS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
-_THIS_PROCESS = re.compile(rf"this process has {_SIZE} memory in use")
-_GPU = re.compile(r"GPU (\d+)[ ;]")
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _FRAME = re.compile(r'File "([^"]+)", line \d+, in (\S+)')
 _NAN_ROW = re.compile(r"""['"](loss|grad_norm)['"]: ['"]?nan\b""", re.IGNORECASE)  # of any Trainer
 
@@ -169,51 +141,10 @@ def _out_of_memory(lines: Sequence[str], said: str) -> Postmortem:
         place=place,
         line=at,
         said=line,
-        figures=_figures(oom),
-        hints=(*_first_aid(oom), *_REMEDIES.get(place, _REMEDIES["forward"]), *_ANYWHERE),
+        figures=figures(oom),
+        hints=(*first_aid(oom), *_REMEDIES.get(place, _REMEDIES["forward"]), *_ANYWHERE),
         oom=oom,
     )
-
-
-def read_oom(text: str) -> Oom:
-    """The allocator's figures out of its message."""
-    found: dict[str, int] = {}
-    for name, pattern in _FIELDS:
-        if match := re.search(pattern, text):
-            value, unit = [group for group in match.groups() if group]
-            found[name] = _bytes(value, unit)
-    if (match := _RESERVED.search(text)) and "allocated_bytes" in found:
-        found["idle_bytes"] = max(0, _bytes(*match.groups()) - found["allocated_bytes"])
-    others = sum(_bytes(value, unit) for value, unit in _OTHER_PROCESS.findall(text))
-    if others and _THIS_PROCESS.search(text):  # else the one process named may be this one
-        found["others_bytes"] = others
-    gpu = _GPU.search(text)
-    return Oom(gpu=int(gpu[1]) if gpu else None, **found)
-
-
-def _bytes(value: str, unit: str) -> int:
-    return int(float(value) * _UNITS.get(unit, GIB))
-
-
-def _figures(oom: Oom) -> tuple[str, ...]:
-    named = (
-        ("card", oom.card_bytes),
-        ("free", oom.free_bytes),
-        ("allocated by torch", oom.allocated_bytes),
-        ("reserved and idle", oom.idle_bytes),
-        ("other processes", oom.others_bytes),
-    )
-    return tuple(f"{name} {show_gib(size)}" for name, size in named if size is not None)
-
-
-def _first_aid(oom: Oom) -> tuple[str, ...]:
-    """What helps without changing the job: room that is there and cannot be used."""
-    hints = []
-    if oom.others_bytes and oom.others_bytes >= GIB // 2:
-        hints.append(_OTHERS.format(others=show_gib(oom.others_bytes)))
-    if oom.idle_bytes and oom.asked_bytes and oom.idle_bytes >= oom.asked_bytes:
-        hints.append(_FRAGMENTED.format(idle=show_gib(oom.idle_bytes)))
-    return tuple(hints)
 
 
 def _host_memory(lines: Sequence[str], log: engine_log.LogFacts) -> Postmortem:

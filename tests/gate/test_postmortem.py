@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from swift_autobatch import api
-from swift_autobatch.gate.postmortem import explain, read_oom
+from swift_autobatch.gate.oom import read_oom
+from swift_autobatch.gate.postmortem import explain
 from swift_autobatch.units import GIB, MIB
 from tests import builders
 
