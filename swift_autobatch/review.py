@@ -11,11 +11,13 @@ from typing import Any
 
 from swift_autobatch import api, machines, render
 from swift_autobatch.adopt import Adopted, read
+from swift_autobatch.arguments import ALLOCATOR
 from swift_autobatch.engine_flags import shown
 from swift_autobatch.errors import AutoswiftError, InputError, NothingFitsError, UsageError
 from swift_autobatch.facts.assumed_rows import assumed_rows
 from swift_autobatch.pins import pinned_fields
 from swift_autobatch.planner import make_plan
+from swift_autobatch.predict.pool import with_segments
 from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import DataFacts, Environment, Facts, ModelFacts, Plan, Request, Sourced, Strategy
 from swift_autobatch.request import build_request
@@ -105,6 +107,8 @@ def review(file: str, options: Mapping[str, Any], env: Environment, progress: Pr
     ranks = _ranks(adopted, len(facts.machine.gpus), asked="nproc" in given)
     table = api.strategies(env)
     as_written, why = _as_written(request, facts, ranks.started, env)
+    if as_written is not None:
+        as_written = _allocating(as_written, adopted, env)
     batch = as_written.candidate.effective_batch if as_written else request.global_batch.value
     own, _ = _plan(_freed(request, batch), machines.fewer_cards(facts, ranks.cards), table, env)
     return Review(
@@ -283,6 +287,15 @@ def _as_written(request: Request, facts: Facts, started: int, env: Environment) 
         lr_scaling=Sourced(value="none", source=source),
     )
     return _plan(as_it_stands, machines.fewer_cards(facts, started), (alone,), env)
+
+
+def _allocating(as_written: Plan, adopted: Adopted, env: Environment) -> Plan:
+    """The plan with the segments that the job sets, or the environment it starts in; fixed ones are torch's default."""
+    setting = adopted.env.get(ALLOCATOR)
+    value = " ".join(setting.words) if setting else env.variables.get(ALLOCATOR, "")
+    expandable = "expandable_segments:true" in value.lower()
+    prediction = with_segments(as_written.facts, as_written.prediction, expandable=expandable)
+    return replace(as_written, prediction=prediction)
 
 
 def _freed(request: Request, batch: int) -> Request:

@@ -115,3 +115,16 @@ def test_import_writes_nothing_where_a_line_cannot_be_taken_over(env: Environmen
     assert not Path(env.cwd, "r.yaml").exists()
     path, _ = review.import_file("job.sh", "r.yaml", env, force=True)
     assert "$" not in path.read_text()
+
+
+def test_segments_are_fixed_where_nobody_says_otherwise(env: Environment) -> None:
+    rows = [{"query": "q", "response": "word " * length} for length in range(20, 900, 40)]
+    Path(env.cwd, "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    silent = reviewed(env, SMALL, "1xH100").as_written
+    asked = reviewed(env, f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {SMALL}", "1xH100").as_written
+    assert silent is not None
+    assert asked is not None
+    assert silent.prediction.replay is not None
+    assert asked.prediction.replay is not None
+    assert (silent.prediction.replay.expandable, asked.prediction.replay.expandable) == (False, True)
+    assert silent.prediction.driver_bytes > asked.prediction.driver_bytes

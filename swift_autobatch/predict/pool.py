@@ -45,17 +45,29 @@ def replayed(facts: Facts, candidate: Candidate, prediction: Prediction, engine:
     chosen = replace(chosen, needs_bytes=least)
     phases = tuple(_replayed_phase(one, least, prediction) for one in prediction.phases)
     needed = max(one.gpu_bytes for one in phases if one.phase != "resume")
-    beside = prediction.context_bytes + prediction.nccl_bytes
-    room = min(gpu.total_bytes for gpu in facts.machine.gpus) - beside
-    return replace(
+    needing = replace(
         prediction,
         needs_p50_bytes=needed,
         needs_p99_bytes=prediction.needs_p99_bytes - prediction.needs_p50_bytes + needed,
         phases=phases,
-        reserved_bytes=max(needed, min(room, chosen.varied_bytes)),
-        replay=chosen,
-        replay_otherwise=other,
     )
+    return _held(facts, needing, chosen, other)
+
+
+def with_segments(facts: Facts, prediction: Prediction, *, expandable: bool) -> Prediction:
+    """The same prediction for a job that has set its allocator otherwise; unchanged where nothing was replayed."""
+    chosen, other = prediction.replay, prediction.replay_otherwise
+    if chosen is None or other is None or chosen.expandable == expandable:
+        return prediction
+    return _held(facts, prediction, other, chosen)
+
+
+def _held(facts: Facts, prediction: Prediction, chosen: Replay, other: Replay) -> Prediction:
+    """What the allocator holds: no more than the card has, no less than the job needs."""
+    beside = prediction.context_bytes + prediction.nccl_bytes
+    room = min(gpu.total_bytes for gpu in facts.machine.gpus) - beside
+    reserved = max(prediction.needs_p50_bytes, min(room, chosen.varied_bytes))
+    return replace(prediction, reserved_bytes=reserved, replay=chosen, replay_otherwise=other)
 
 
 def _replayed_phase(phase: PhaseMemory, least: int, prediction: Prediction) -> PhaseMemory:
