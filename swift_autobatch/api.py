@@ -13,7 +13,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import ask, checkpoints, committed, doctor, gate, receipt, rehearse, render, run, tracing, whatif
+from swift_autobatch import (
+    ask,
+    checkpoints,
+    committed,
+    doctor,
+    gate,
+    receipt,
+    recovery,
+    rehearse,
+    render,
+    tracing,
+    whatif,
+)
 from swift_autobatch.errors import GateError, InputError, MachineError, NothingFitsError, TrainingError, UsageError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.card import dump_card, read_card
@@ -35,6 +47,7 @@ from swift_autobatch.records import (
     Artefacts,
     Check,
     DataFacts,
+    Died,
     Environment,
     Facts,
     Machine,
@@ -354,15 +367,17 @@ def sft(request: Request, env: Environment, progress: Progress | None = None) ->
             receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None)
             raise gate_error(verdict)
     progress.stage(f"training: {counted(decided.total_steps, 'step')}, predicted {show_seconds(_predicted_s(decided))}")
+    job = recovery.Job(asked=asked, table=strategies(env), root=Path(env.cwd), run=folder, env=env, files=_files)
+    tries: list[Died] = []
     try:
-        done = run.run_training(decided, artefacts, root=Path(env.cwd), run=folder, env=env, progress=progress)
+        decided, done = recovery.train(decided, artefacts, job, progress, tries)
     except Exception as error:
-        receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None, failure=error)
+        receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None, failure=error, died=tries)
         raise
     try:
         done = _asked(done, decided, request, env, progress)
     finally:  # the training is complete whatever becomes of the questions
-        kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=done)
+        kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=done, died=tries)
     committed.save(decided, asked, env, progress, (done.measured, "training"))
     return SftOutcome(plan=decided, verdict=verdict, run=done, folder=folder, receipt=kept)
 

@@ -56,8 +56,13 @@ def train(
     env: Environment,
     on_line: Callable[[str], object],
     timeout_s: float | None = None,
+    idle_s: float | None = None,
+    on_stop: Callable[[], float] = lambda: 0.0,
 ) -> ChildResult:
     """Runs ``swift sft`` in the project folder, with the run folder's log; what was started is kept in launch.json.
+
+    Args:
+        timeout_s, idle_s, on_stop: see ``process.run_child``.
 
     Raises:
         MachineError: the engine cannot be started.
@@ -69,4 +74,13 @@ def train(
     command = (*engine_command(env.interpreter), "sft", *argv)
     launch = {"argv": list(command), "env": own, "cwd": str(root), "port": port}
     render.write_file(run / "autoswift" / "launch.json", render.to_json(launch))
-    return run_child(command, env=child_env(env, own), cwd=root, log=run / LOG, on_line=on_line, timeout_s=timeout_s)
+    return run_child(
+        command,
+        env=child_env(env, own),
+        cwd=root,
+        log=run / LOG,
+        on_line=on_line,
+        timeout_s=timeout_s,
+        idle_s=idle_s,
+        on_stop=on_stop,
+    )

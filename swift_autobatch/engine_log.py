@@ -98,6 +98,35 @@ def read_telemetry(folder: Path) -> tuple[Mapping[str, Any], ...]:
     return tuple(sorted((row for row in rows if row.get("v") == 1), key=lambda row: float(row.get("t") or 0)))
 
 
+class Tail:
+    """Telemetry as it grows: each call gives the rows that were finished since the last one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+
+    def rows(self) -> tuple[Mapping[str, Any], ...]:
+        found: list[Mapping[str, Any]] = []
+        for path in sorted(self._folder.glob("telemetry-*.jsonl")):
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._read.get(path, 0))
+                    lines, newline, _ = file.read().rpartition(b"\n")
+            except OSError:  # it cannot be written either: nothing is measured
+                continue
+            self._read[path] = self._read.get(path, 0) + len(lines) + len(newline)
+            found += [row for line in lines.splitlines() if (row := _object(line)) and row.get("v") == 1]
+        return tuple(found)
+
+
+def _object(line: bytes) -> Mapping[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
 def effective(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """What really runs, as the first rank that said so has it."""
     return next((row for row in rows if row.get("event") == "effective"), None)

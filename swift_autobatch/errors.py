@@ -76,7 +76,7 @@ class MachineError(AutoswiftError):
 
 
 class TrainingError(AutoswiftError):
-    """The engine failed after the gate passed; ``child_exit`` is the engine's own code."""
+    """The engine failed after the gate passed; ``child_exit`` is the engine's own code, ``code`` why (run.py)."""
 
     exit_code = 6
 
@@ -85,17 +85,20 @@ class TrainingError(AutoswiftError):
         what: str,
         *,
         child_exit: int,
+        code: str = "failed",
         where: str = "",
         figures: tuple[str, ...] = (),
         hints: tuple[str, ...] = (),
     ) -> None:
         super().__init__(what, where=where, figures=(f"engine exit code {child_exit}", *figures), hints=hints)
         self.child_exit = child_exit
+        self.code = code
 
 
 class Interrupted(AutoswiftError):
     """A signal asked us to stop; ``exit_code`` is 128 + the signal's number."""
 
-    def __init__(self, signal_number: int, *, where: str = "", hints: tuple[str, ...] = ()) -> None:
-        super().__init__("stopped by signal " + str(signal_number), where=where, hints=hints)
+    def __init__(self, signal_number: int, *, then: str = "", where: str = "", hints: tuple[str, ...] = ()) -> None:
+        super().__init__(f"stopped by signal {signal_number}{then}", where=where, hints=hints)
+        self.signal_number = signal_number
         self.exit_code = 128 + signal_number

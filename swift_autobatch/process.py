@@ -17,7 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import RawIOBase
 from pathlib import Path
 from types import FrameType
@@ -43,6 +43,7 @@ class ChildResult:
     timed_out: bool
     seconds: float
     log_error: str | None = None  # why the log is incomplete; None: it is whole
+    oom_kills: int | None = None  # processes that the kernel killed for lack of memory meanwhile; None: not counted
 
 
 def signal_of(exit_code: int) -> int | None:
@@ -78,6 +79,7 @@ def run_child(
     timeout_s: float | None = None,
     idle_s: float | None = None,
     grace_s: float = GRACE_S,
+    on_stop: Callable[[], float] = lambda: 0.0,
 ) -> ChildResult:
     """Runs a command to its end and leaves no process of it alive, whatever happens.
 
@@ -90,6 +92,8 @@ def run_child(
         timeout_s: wall-clock seconds after which everything is stopped; None: no limit.
         idle_s: seconds without any output after which everything is stopped; None: no limit.
         grace_s: seconds between SIGTERM and SIGKILL.
+        on_stop: called once when the first signal reaches us; asks the child to end by itself and returns how many
+            seconds it may take. A second signal ends the patience.
 
     Raises:
         MachineError: the program or the log cannot be opened.
@@ -98,7 +102,10 @@ def run_child(
     job = uuid.uuid4().hex
     with _log_file(log) as sink, _catch_signals() as caught, _guarded(job, grace_s, env), _stopped(job, grace_s):
         child = _start(argv, {**env, guardian.JOB_VARIABLE: job}, cwd)
-        result = _follow(child, _Sink(sink, log, on_line), caught, timeout_s, idle_s, job, grace_s)
+        limits = _Limits(timeout_s=timeout_s, idle_s=idle_s, caught=caught, on_stop=on_stop)
+        killed = _oom_kills()
+        result = _follow(child, _Sink(sink, log, on_line), limits, job, grace_s)
+        result = replace(result, oom_kills=_more(killed, _oom_kills()))
     if caught:
         raise Interrupted(caught[0], where=str(log))
     return result
@@ -279,19 +286,31 @@ class _Sink:
             self.on_line(line.decode("utf-8", errors="replace"))
 
 
-def _follow(
-    child: subprocess.Popen[bytes],
-    sink: _Sink,
-    caught: Sequence[int],
-    timeout_s: float | None,
-    idle_s: float | None,
-    job: str,
-    grace_s: float,
-) -> ChildResult:
+@dataclass(slots=True)
+class _Limits:
+    """When a child has to be stopped."""
+
+    timeout_s: float | None
+    idle_s: float | None
+    caught: Sequence[int]  # signals that reached us, in order
+    on_stop: Callable[[], float]
+    until: float | None = None  # how long a child that was asked to end may take
+
+    def passed(self, now: float, began: float, heard: float) -> bool:
+        """Whether the time is up; asks the child to end by itself at the first signal."""
+        if self.caught:
+            if self.until is None:
+                self.until = now + self.on_stop()
+            return now >= self.until or len(self.caught) > 1
+        late = self.timeout_s is not None and now - began > self.timeout_s
+        return late or (self.idle_s is not None and now - heard > self.idle_s)
+
+
+def _follow(child: subprocess.Popen[bytes], sink: _Sink, limits: _Limits, job: str, grace_s: float) -> ChildResult:
     """Reads until the output ends, the child is gone, the time is up or a signal came."""
     began = heard = time.monotonic()
     ended: float | None = None
-    timed_out = False
+    stopped = timed_out = False
     assert child.stdout is not None  # we asked for a pipe
     with child.stdout, selectors.DefaultSelector() as selector:
         os.set_blocking(child.stdout.fileno(), False)
@@ -309,13 +328,11 @@ def _follow(
                 ended = ended or now
                 if now - ended > _DRAIN_S:
                     break
-            late = timeout_s is not None and now - began > timeout_s
-            silent = idle_s is not None and now - heard > idle_s
-            if ended is None and not timed_out and (late or silent or caught):
-                timed_out = not caught
+            if ended is None and not stopped and limits.passed(now, began, heard):
+                stopped, timed_out = True, not limits.caught
                 guardian.stop(job, grace_s)
         sink.close()
-    exit_code = child.wait(timeout=grace_s) if timed_out or caught else child.wait()
+    exit_code = child.wait(timeout=grace_s) if stopped else child.wait()
     return ChildResult(
         exit_code=exit_code,
         signal=signal_of(exit_code),
@@ -323,6 +340,19 @@ def _follow(
         seconds=time.monotonic() - began,
         log_error=sink.error,
     )
+
+
+def _oom_kills() -> int | None:
+    """The kernel's own count, since it started, of processes killed for lack of memory; None where it keeps none."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def _more(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
 
 
 def disk_free_bytes(folder: Path) -> int:

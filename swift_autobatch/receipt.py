@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from swift_autobatch import render
-from swift_autobatch.errors import AutoswiftError, InputError, Interrupted, MachineError
-from swift_autobatch.records import Environment, Measured, Plan, Run, Step, Verdict
+from swift_autobatch.errors import AutoswiftError, InputError, Interrupted, MachineError, TrainingError
+from swift_autobatch.records import Died, Environment, Measured, Plan, Run, Step, Verdict
 
 SCHEMA = "autoswift.receipt/1"
 NAME = "receipt.json"
@@ -24,6 +25,7 @@ def record(
     verdict: Verdict | None,
     run: Run | None,
     failure: BaseException | None = None,
+    died: Sequence[Died] = (),
 ) -> Mapping[str, Any]:
     """Builds the receipt and writes it to ``<folder>/autoswift/receipt.json`` and to the machine's collection.
 
@@ -33,7 +35,7 @@ def record(
     Raises:
         MachineError: the run folder cannot be written. (A collection that cannot be written is left out, and said so.)
     """
-    receipt = build(plan, folder=folder, verdict=verdict, run=run, failure=failure)
+    receipt = build(plan, folder=folder, verdict=verdict, run=run, failure=failure, died=died)
     path = _write_new(folder / "autoswift" / NAME, receipt)
     try:
         copy = _write_new(collection(env, plan.machine_class) / f"{folder.name}.json", receipt)
@@ -88,6 +90,7 @@ def build(
     verdict: Verdict | None,
     run: Run | None,
     failure: BaseException | None = None,
+    died: Sequence[Died] = (),
 ) -> dict[str, Any]:
     """The receipt as a JSON-ready mapping; keys are frozen by a test. Writes nothing."""
     return {
@@ -107,7 +110,7 @@ def build(
         "measured": None if verdict is None else _measured(verdict.measured, verdict.steps),
         "tries": _tries(folder, verdict),
         "child_exit": _child_exit(verdict, run, failure),
-        "training": _training(run, failure),
+        "training": _training(run, failure, died),
     }
 
 
@@ -190,11 +193,11 @@ def _child_exit(verdict: Verdict | None, run: Run | None, failure: BaseException
     return None if verdict is None else verdict.child_exit
 
 
-def _training(run: Run | None, failure: BaseException | None) -> dict[str, Any] | None:
+def _training(run: Run | None, failure: BaseException | None, died: Sequence[Died]) -> dict[str, Any] | None:
+    tries = [asdict(one) for one in died]
     if failure is not None:
-        code = "interrupted" if isinstance(failure, Interrupted) else "failed"
         text = failure.what if isinstance(failure, AutoswiftError) else f"{type(failure).__name__}: {failure}"
-        return {"done": False, "reason": {"code": code, "text": text}}
+        return {"done": False, "reason": {"code": _code(failure), "text": text}, "died": tries}
     if run is None:
         return None
     return {
@@ -208,7 +211,14 @@ def _training(run: Run | None, failure: BaseException | None) -> dict[str, Any] 
             {"question": a.question, "expected": a.expected, "answer": a.answer, "matches": a.matches}
             for a in run.answers
         ],
+        "died": tries,
     }
+
+
+def _code(failure: BaseException) -> str:
+    if isinstance(failure, Interrupted):
+        return "interrupted"
+    return failure.code if isinstance(failure, TrainingError) else "failed"
 
 
 def _port(folder: Path) -> int | None:

@@ -119,6 +119,8 @@ class Request:
     hardware_file: Sourced[str | None]  # --hardware machine.json
     output_dir: Sourced[str | None]
     gate_timeout_s: Sourced[float]
+    on_failure: Literal["resume", "replan", "stop"] = "resume"  # what follows a training that died
+    stall_timeout_s: float = 1800.0  # seconds of silence after which a training counts as hung
     recipe: Recipe | None = None
     overrides: tuple[Sourced[str], ...] = ()  # names that a flag or variable sets otherwise than the recipe
     prefer: Sourced[str] = field(default_factory=lambda: Sourced(value="auto", source="default"))  # PREFERENCES
@@ -733,6 +735,18 @@ class Answer:
     @property
     def matches(self) -> bool:
         return self.answer.strip() == self.expected.strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """One training that died and was gone on from."""
+
+    code: str  # one of run.py's
+    text: str
+    child_exit: int
+    folder: str  # where its log and telemetry are kept
+    checkpoint: str | None  # that the next one began from; None: from the start
+    batch: tuple[int, int, int]  # of the next one: micro batch, data-parallel ranks, accumulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ PREFIX = "AUTOSWIFT_"
 # What we hand to our own children, and what tests hand to them.
 INTERNAL = frozenset({"AUTOSWIFT_JOB", "AUTOSWIFT_TELEMETRY_DIR", "AUTOSWIFT_SIMULATED_CARD"})
 DEFAULT_GLOBAL_BATCH = 16
+DEFAULT_STALL_TIMEOUT_S = 1800.0  # a silent download or compilation before the first step; NCCL itself waits 600
+ON_FAILURE = ("resume", "replan", "stop")
 DEFAULT_GATE_TIMEOUT_S = 1800.0  # loading a 70B model from a network disk takes a quarter of an hour
 PARALLEL_METHODS = ("auto", "deepspeed", "fsdp", "megatron", "none")
 PREFERENCES = ("auto", "speed", "quality", "memory", "fewest-gpus")
@@ -132,6 +134,8 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "save_recipe": Option(default=None, parse=_text),
         "output_dir": Option(default=None, parse=_text),
         "gate_timeout": Option(default=DEFAULT_GATE_TIMEOUT_S, parse=_seconds),
+        "on_failure": Option(default="resume", parse=_one_of(ON_FAILURE)),
+        "stall_timeout": Option(default=DEFAULT_STALL_TIMEOUT_S, parse=_seconds),
         "skip_dry_run": Option(default=False, parse=_yes, is_switch=True),
         "trace": Option(default=False, parse=_yes, is_switch=True),
         "no_ask": Option(default=False, parse=_yes, is_switch=True),
@@ -308,6 +312,8 @@ def build_request(
         overrides=() if recipe is None else _overrides(below, above),
         locked=locked,
         save_recipe=_ours("save_recipe", settings).value,
+        on_failure=_ours("on_failure", settings).value,
+        stall_timeout_s=_ours("stall_timeout", settings).value,
         skip_dry_run=_ours("skip_dry_run", settings).value,
         trace=_ours("trace", settings).value,
         ask=not _ours("no_ask", settings).value,

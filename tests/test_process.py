@@ -130,6 +130,49 @@ def test_a_signal_to_us_stops_the_job_and_is_raised(tmp_path: Path, number: sign
     assert _alive_with(f"TEST_MARK={tmp_path}") == []
 
 
+_ENDS_WHEN_ASKED = """
+import pathlib, time
+print("worker", flush=True)
+while not pathlib.Path("stop").exists():
+    time.sleep(0.02)
+print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("signals", "patience_s", "saves"), [(1, 30.0, True), (2, 30.0, False), (1, 0.0, False)])
+def test_a_child_that_is_asked_may_end_by_itself(tmp_path: Path, signals: int, patience_s: float, saves: bool) -> None:
+    """Asked at the first signal and given time; a second one ends the patience."""
+    lines: list[str] = []
+    asked: list[int] = []
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        for _ in range(signals if line == "worker" else 0):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_stop() -> float:
+        asked.append(1)
+        if saves:
+            (tmp_path / "stop").touch()
+        return patience_s
+
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        process.run_child(
+            (sys.executable, "-c", _ENDS_WHEN_ASKED),
+            env={**os.environ, "TEST_MARK": str(tmp_path)},
+            cwd=tmp_path,
+            log=tmp_path / "child.log",
+            on_line=on_line,
+            on_stop=on_stop,
+            grace_s=0.5,
+        )
+    assert time.monotonic() - began < 15
+    assert asked == [1]
+    assert ("saved" in lines) == saves
+    assert _alive_with(f"TEST_MARK={tmp_path}") == []
+
+
 def test_sigkill_of_us_leaves_nothing_alive(tmp_path: Path) -> None:
     marker = f"TEST_MARK={tmp_path}"
     code = f"""

@@ -116,7 +116,7 @@ def test_a_skipped_dry_run_and_a_failed_training_are_said(tmp_path: Path) -> Non
     failure = TrainingError("it broke", child_exit=1)
     built = receipt.build(plan, folder=folder, verdict=None, run=None, failure=failure)
     assert (built["verdict"], built["reason"]["code"], built["child_exit"]) == ("unknown", "skipped", 1)
-    assert built["training"] == {"done": False, "reason": {"code": "failed", "text": "it broke"}}
+    assert built["training"] == {"done": False, "reason": {"code": "failed", "text": "it broke"}, "died": []}
     stopped = receipt.build(plan, folder=folder, verdict=None, run=None, failure=Interrupted(2))
     assert stopped["training"]["reason"]["code"] == "interrupted"
 

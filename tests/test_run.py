@@ -8,8 +8,10 @@ from typing import Any
 
 import jobs
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from swift_autobatch import engine, run
+from swift_autobatch import checkpoint_files, engine, engine_log, run
 from swift_autobatch.engine_log import scan, steps
 from swift_autobatch.process import ChildResult
 from swift_autobatch.records import replace
@@ -44,17 +46,27 @@ def line(loss: str, grad_norm: str = "1.0", at: str = "5/60") -> str:
     return f"Train:   8%|8  | 5/60 [00:11<02:03]     {row}"
 
 
-def test_progress_shows_step_loss_accuracy_speed_and_time_left() -> None:
+def watching(heard: Heard, project: Path) -> run._Watch:
+    return run._Watch(plan=jobs.plan(project), progress=heard, tail=engine_log.Tail(project))
+
+
+def test_progress_shows_step_loss_accuracy_speed_memory_and_time_left(tmp_path: Path) -> None:
     heard = Heard()
-    run._Watch(heard).line(line("1.23456"))
-    assert heard.updates == ["step 5/60, loss 1.235, token accuracy 0.5012, 2.234 s a step, 2m 3s left"]
+    steps = [{"v": 1, "rank": 0, "event": "step", "step": n, "rss_bytes": n << 30, "tokens": 80} for n in (1, 2, 3)]
+    (tmp_path / "telemetry-0.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps) + '{"v": 1, "ra')
+    watch = watching(heard, tmp_path)
+    watch.line(line("1.23456"))
+    tokens = 8 * watch.plan.facts.data.mean_tokens / 2.2341
+    assert heard.updates == [
+        f"step 5/60, loss 1.235, token accuracy 0.5012, 2.234 s a step, {tokens:.3g} tokens/s, 3.00 GiB, 2m 3s left"
+    ]
     assert heard.stages == []
 
 
 @pytest.mark.parametrize(("loss", "grad_norm"), [("nan", "1.0"), ("0.0", "nan"), ("inf", "1.0")])
-def test_a_loss_that_is_no_number_is_warned_of_once(loss: str, grad_norm: str) -> None:
+def test_a_loss_that_is_no_number_is_warned_of_once(tmp_path: Path, loss: str, grad_norm: str) -> None:
     heard = Heard()
-    watch = run._Watch(heard)
+    watch = watching(heard, tmp_path)
     for _ in range(3):
         watch.line(line(loss, grad_norm))
     watch.line("some other output")
@@ -86,28 +98,62 @@ def test_success_is_what_was_trained(
     child = ChildResult(exit_code=exit_code, signal=None, timed_out=False, seconds=1.0)
     found = run._failure(jobs.plan(tmp_path, pins=pins), child, tuple(rows), steps(rows))
     assert (found is None) == (said is None)
-    assert said is None or said in str(found)
+    assert found is None or str(said) in found.text
 
 
-def test_the_error_has_the_childs_code_the_last_words_and_a_way_on(tmp_path: Path) -> None:
-    child = ChildResult(exit_code=1, signal=None, timed_out=False, seconds=1.0)
-    log = scan("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
-    error = run._error("the engine ended after 5 of 6 steps", child, log, tmp_path, tmp_path / "checkpoint-4")
-    assert error.exit_code == 6
-    assert error.child_exit == 1
-    assert error.figures[0] == "engine exit code 1"
-    assert "Tried to allocate 2.00 GiB" in error.figures[1]
-    assert "GPU ran out of memory" in error.what
-    assert error.hints[-1] == f"--resume_from_checkpoint {tmp_path / 'checkpoint-4'} goes on from there"
+# What the engine's end and its log come to: the codes that recovery decides by.
+KILLED = "torch.distributed.elastic: failed (exitcode: -9) local_rank: 1 (pid: 12)\n"
+CASES = [
+    ("CUDA out of memory. Tried to allocate 2.00 GiB.", {}, "gpu-oom", "asking for 2.00 GiB more"),
+    ("MemoryError", {}, "host-oom", "the host ran out of memory"),
+    (KILLED, {"oom_kills": 1}, "host-oom", "out-of-memory kills counted meanwhile: 1"),
+    (KILLED, {"oom_kills": 0}, "killed", "a worker was killed by signal 9"),
+    ("", {"exit_code": -9, "signal": 9, "oom_kills": 0}, "killed", "the engine was killed by signal 9"),
+    ("", {"timed_out": True}, "stalled", "it hung and was stopped after"),
+    ("OSError: [Errno 28] No space left on device", {}, "disk-full", "the disk is full"),
+    ("DistNetworkError: EADDRINUSE", {}, "port", "rendezvous port"),
+    ("ValueError: what is this", {}, "unfinished", "ValueError: what is this"),
+]
 
 
-def test_the_last_checkpoint_is_the_one_with_weights(tmp_path: Path) -> None:
-    assert run.last_checkpoint(tmp_path) is None
-    for name, weights in (("checkpoint-9", True), ("checkpoint-10", True), ("checkpoint-20", False)):
-        (tmp_path / name).mkdir()
-        if weights:
-            (tmp_path / name / "model.safetensors").write_bytes(b"")
-    assert run.last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+@pytest.mark.parametrize(("log", "changes", "code", "said"), CASES)
+def test_why_a_training_died(tmp_path: Path, log: str, changes: dict[str, Any], code: str, said: str) -> None:
+    fields: dict[str, Any] = {"exit_code": 1, "signal": None, "timed_out": False, "seconds": 1.0, **changes}
+    child, facts = ChildResult(**fields), scan(log)
+    short = run._Failure(code="unfinished", text="the engine ended after 5 of 6 steps")
+    found = run._explained(short, child, facts, jobs.plan(tmp_path), (), tmp_path)
+    assert (found.code, said in found.text) == (code, True), found
+    error = run._error(found, child, facts, tmp_path)
+    assert (error.exit_code, error.code, error.child_exit) == (6, code, fields["exit_code"])
+    assert error.figures[0] == f"engine exit code {fields['exit_code']}"
+    assert error.hints[-1] == "the same command starts again"
+
+
+def whole(folder: Path, *, cut: str | None = None) -> Path:
+    """A checkpoint as the engine writes one, its parts from the real libraries; ``cut`` names a file left by half."""
+    folder.mkdir(parents=True)
+    torch.save({"state": [torch.zeros(64)]}, folder / "optimizer.pt")
+    save_file({"weight": torch.zeros(64)}, folder / "model.safetensors")
+    (folder / "trainer_state.json").write_text('{"global_step": 3}')
+    if cut:
+        size = (folder / cut).stat().st_size
+        with (folder / cut).open("r+b") as file:
+            file.truncate(size // 2)
+    return folder
+
+
+def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
+    assert checkpoint_files.last_whole(tmp_path) is None
+    whole(tmp_path / "checkpoint-9")
+    for number, cut in ((10, "model.safetensors"), (11, "optimizer.pt"), (12, "trainer_state.json")):
+        why = checkpoint_files.broken(whole(tmp_path / f"checkpoint-{number}", cut=cut))
+        assert why == f"{cut} is cut short"
+    (tmp_path / "checkpoint-13").mkdir()
+    assert "trainer_state.json, which is written last, is missing" in str(
+        checkpoint_files.broken(tmp_path / "checkpoint-13")
+    )
+    assert checkpoint_files.last_whole(tmp_path) == tmp_path / "checkpoint-9"
+    assert checkpoint_files.last_with_weights(tmp_path) == tmp_path / "checkpoint-12"  # its model is all there
 
 
 def test_the_infer_command_loads_adapters_or_a_whole_model(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def _report(error: AutoswiftError, verbose: bool) -> int:
     if verbose:
         _traceback()
     if isinstance(error, Interrupted):
-        click.echo(f"stopped by signal {error.exit_code - 128}", err=True)
+        click.echo(error.what, err=True)
         for hint in error.hints:
             click.echo(f"hint: {hint}", err=True)
         return error.exit_code

@@ -31,6 +31,8 @@ PLANNING: tuple[tuple[str, str | None, str], ...] = (
     ("--save-recipe", "FILE", "Write the decision as a project recipe, once all went well."),
     ("--output-dir", "DIR", "Where run folders go; the same as --output_dir. Default: ./output/<model>."),
     ("--gate-timeout", "SECONDS", "Give up on the dry run after this long. Default: 1800."),
+    ("--on-failure", "WHAT", "After a death in training: resume, replan or stop (docs/run.md). Default: resume."),
+    ("--stall-timeout", "SECONDS", "Training that says nothing for this long counts as hung. Default: 1800."),
     ("--skip-dry-run", None, "Train without proving the plan first."),
     ("--trace", None, "Trace a model that nothing is known of, 10 to 20 s once. sft and dry-run always do, for a GPU."),
     ("--no-ask", None, "Do not ask the trained model who it is."),
@@ -161,6 +163,7 @@ def _known_values(name: str) -> Sequence[str]:
         "--parallel-method": request.PARALLEL_METHODS,
         "--prefer": request.PREFERENCES,
         "--lr-scaling": request.LR_SCALINGS,
+        "--on-failure": request.ON_FAILURE,
     }
     return choices.get(name, ())
 

@@ -28,6 +28,7 @@ from typing import Any
 import autoswift_paths as paths  # type: ignore[import-not-found]  # beside this file in the plugin folder
 import torch
 from autoswift_meter import Card, Meter, Pulse, Rows, peak_rss  # type: ignore[import-not-found]
+from autoswift_stop import Stop  # type: ignore[import-not-found]
 from swift.callbacks import TrainerCallback, callbacks_map
 
 _COUNTED_STEPS = 4  # supervised tokens on a GPU cost a synchronisation: counted in the first steps only
@@ -55,6 +56,7 @@ class Telemetry(TrainerCallback):  # type: ignore[misc]
         self.began = time.time()
         self.batch: dict[str, Any] = {}
         self.needed: int | None = None
+        self.stop = Stop(self.rows.rank)
         self._guard(self._row, "init", 0)
         self.meter.restart()  # a resumed run reads its checkpoint from here on
         self._guard(self._watch_batches)
@@ -74,6 +76,7 @@ class Telemetry(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._guard(self._step_end, state)
+        self._guard(self.stop.look, state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         logs = logs or {}

@@ -36,7 +36,11 @@ __all__ = [
 ]
 
 _INSIDE = Path(__file__).parent.parent / "inside"
-_BESIDE = ("autoswift_meter.py", "autoswift_paths.py")  # what telemetry.py imports from its own folder
+_BESIDE = (
+    "autoswift_meter.py",
+    "autoswift_paths.py",
+    "autoswift_stop.py",
+)  # what telemetry.py imports from its own folder
 
 
 def render(plan: Plan) -> Artefacts:
