@@ -80,6 +80,7 @@ POSITIVE: Mapping[str, str | None] = {
 
 _TRUE = frozenset({"yes", "true", "t", "y", "1"})  # transformers/hf_argparser.py, string_to_bool
 _FALSE = frozenset({"no", "false", "f", "n", "0"})
+_OPTION = re.compile(r"--|-[A-Za-z]")  # -1 and - are values
 _INT = re.compile(r"[+-]?\d+")
 
 
@@ -117,7 +118,7 @@ def parse(argv: Sequence[str], dialect: Dialect, ours: Iterable[str] = ()) -> di
         name, value = split_name(token)
         index += 1
         values = [] if value is None else [value]
-        while value is None and index < len(argv) and not argv[index].startswith("--"):
+        while value is None and index < len(argv) and not _OPTION.match(argv[index]):
             values.append(argv[index])
             index += 1
         flag, values = _resolve(name, values, dialect, ours)
@@ -129,7 +130,14 @@ def parse(argv: Sequence[str], dialect: Dialect, ours: Iterable[str] = ()) -> di
 
 def _stray(token: str, found: Mapping[str, Value]) -> UsageError:
     if token.startswith("-") and len(token) > 1 and token != "--":
-        return UsageError(f"no such option: {token}", where=token, hints=("engine flags start with two dashes",))
+        return UsageError(
+            f"no such option: {token}",
+            where=token,
+            hints=(
+                "engine flags start with two dashes",
+                "a value that starts with a dash is written after '=': --system='-x'",
+            ),
+        )
     after = list(found)[-1:] if found else []
     if after:
         hint = f"--{after[0]} takes the value after '='; put further words under their own flag"
@@ -182,6 +190,8 @@ def find(name: str, dialect: Dialect, ours: Iterable[str] = (), where: str = "")
     likely = near(name, [*dialect.flags, *(own.replace("-", "_") for own in kebab), *dialect.renamed])
     likely = tuple(dict.fromkeys(_today(other, dialect, kebab) for other in likely))
     hints = (f"did you mean {' or '.join(likely)}?",) if likely else ("`swift sft --help` lists the engine's flags",)
+    if where.startswith("environment "):
+        hints = (*hints[: len(likely)], f"unset {where.removeprefix('environment ')}")
     raise UsageError(f"neither autoswift nor ms-swift {dialect.version} has a flag --{name}", where=where, hints=hints)
 
 

@@ -181,7 +181,7 @@ def model_ids() -> Mapping[str, str]:
     return MappingProxyType({name.lower(): name for name in reversed(ids)})
 
 
-def near(name: str, names: Iterator[str] | list[str], count: int = 3, cutoff: float = 0.5) -> tuple[str, ...]:
+def near(name: str, names: Iterator[str] | list[str], count: int = 3, cutoff: float = 0.62) -> tuple[str, ...]:
     """The names most like ``name``, best first; for 'did you mean' hints. ``cutoff`` is difflib's, 1 for equal."""
     by_lower = {other.lower(): other for other in names}
     return tuple(by_lower[hit] for hit in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=cutoff))

@@ -42,6 +42,9 @@ def run(command: click.Command, argv: Sequence[str]) -> int:
         return result if isinstance(result, int) else 0
     except AutoswiftError as error:
         return _report(error, verbose)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return UsageError.exit_code
     except click.UsageError as error:
         return _report(from_click(error), verbose)
     except click.ClickException as error:
@@ -73,7 +76,7 @@ def no_such_command(name: str, commands: Sequence[str]) -> UsageError:
     """The error for an unknown command, with the nearest ones."""
     import difflib
 
-    likely = difflib.get_close_matches(name, commands, n=2, cutoff=0.5)
+    likely = difflib.get_close_matches(name, commands, n=2, cutoff=0.62)
     hints = (f"did you mean `autoswift {likely[0]}`?",) if likely else ()
     return UsageError(f"there is no command {name!r}", hints=(*hints, f"one of: {', '.join(commands)}"))
 

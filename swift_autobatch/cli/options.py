@@ -99,19 +99,26 @@ class EngineCommand(click.Command):
         seen: set[str] = set()
         ours: list[str] = []
         engine: list[str] = []
+        after = ""  # our option that was read last, while no engine flag has followed it
         while words:
             word = words.pop(0)
             name, equals, value = word.partition("=")
             kebab = "--" + name[2:].replace("_", "-")
             if word in ("-h", "--help") or (word.startswith("-v") and set(word[1:]) == {"v"}):
                 ours.append(word)
-            elif not word.startswith("--") or kebab not in known:
-                engine.append(word)
-            else:
+            elif word.startswith("--") and kebab in known:
                 if kebab in seen:
                     raise UsageError(f"{kebab} is given twice", where=word, hints=("keep one of them",))
                 seen.add(kebab)
                 ours += self._ours(known[kebab], kebab, value if equals else None, words)
+                after = kebab
+            elif word.startswith("--"):
+                engine.append(word)
+                after = ""
+            elif after:
+                raise _stray(word, after, known[after])
+            else:
+                engine.append(word)
         return ours, engine
 
     @staticmethod
@@ -137,6 +144,21 @@ class EngineCommand(click.Command):
         with formatter.section("Job"):
             formatter.write_dl(_ENGINE_ROWS)
         super().format_options(ctx, formatter)
+
+
+def _stray(word: str, after: str, param: click.Parameter) -> UsageError:
+    """A word behind one of our options that takes no more of them; without this it would be the engine's."""
+    if word.startswith("-"):
+        return UsageError(f"no such option: {word}", where=word, hints=("options start with two dashes",))
+    if getattr(param, "is_flag", False):
+        return UsageError(
+            f"{after} takes no value, not {word!r}", where=after, hints=(f"write {after}, or leave it out",)
+        )
+    return UsageError(
+        f"{after} takes one value: {word!r} is one too many",
+        where=after,
+        hints=(f"a dataset is given as: --dataset {word}", f"put a value with spaces in quotes: {after} '...'"),
+    )
 
 
 def _values_of(name: str, metavar: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:

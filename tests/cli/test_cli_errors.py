@@ -8,7 +8,7 @@ import click
 import pytest
 
 from swift_autobatch import errors
-from swift_autobatch.cli import main
+from swift_autobatch.cli import cli, main
 from swift_autobatch.cli.errors import EXIT_CODES, format_error, run, verbosity
 
 EVERY_ERROR = [
@@ -120,6 +120,47 @@ def test_usage_errors_come_in_our_form(
     assert err.startswith(what), err
     assert f"\n{hint}" in err
     assert "Usage:" not in err
+
+
+@pytest.mark.parametrize("words", [[], ["recipes"]])
+def test_no_command_is_answered_with_the_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("Usage: autoswift")
+    assert "error:" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        (["--trace", "false"], "--trace takes no value, not 'false'", "write --trace, or leave it out"),
+        (["--dataset", "a.jsonl", "--gpus", "1x4090", "-x"], "no such option: -x", "two dashes"),
+        (["--dataset", "a.jsonl", "-x"], "no such option: -x", "--system='-x'"),
+        (["--gpus", "1x4090", "b.jsonl"], "--gpus takes one value: 'b.jsonl' is one too many", "--dataset b.jsonl"),
+        (["b.jsonl"], "unexpected word 'b.jsonl'", "--dataset b.jsonl"),
+        (["--prefer", "fast"], "--prefer does not know 'fast'", "one of: auto, speed"),
+    ],
+)
+def test_a_word_that_belongs_nowhere_becomes_no_dataset(
+    words: list[str], says: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(cli, ["plan", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"error: {says}" in err
+    assert hint in err
+    assert "did you mean" not in err
+
+
+def test_a_variable_that_is_like_nothing_is_not_guessed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AUTOSWIFT_FOO", "1")
+    assert run(cli, ["plan"]) == 2
+    err = capsys.readouterr().err
+    assert "a flag --foo (environment AUTOSWIFT_FOO)" in err
+    assert "hint: unset AUTOSWIFT_FOO" in err
 
 
 def test_usage_errors_load_no_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,7 @@ def test_check_tells_every_error_of_every_file(capsys: Captured) -> None:
         "    line 3: unknown key 'modle' in request (did you mean 'model'?)\n"
         "    line 4: request.global_batch is 'many', it must be a whole number\n"
         "    line 6: neither autoswift nor ms-swift 4.6.0 has a flag --max_lenght (did you mean --max_length\n"
-        "      or --lora_ga_max_length or --max_model_len?)\n"
+        "      or --lora_ga_max_length?)\n"
         "  cpu.yaml:11: 1 error in this strategy recipe\n"
         "    line 11: unknown key 'paralel' in use (did you mean 'parallel'?)\n"
         "  gone.yaml: cannot read the recipe: No such file or directory\n"
