@@ -4,8 +4,8 @@
 
 Three tables, as ``swift/model/model_meta.py`` and ``swift/template/register.py`` consult them: the last path
 component of every registered id -> (model type, template); ``architectures[0]`` -> the candidate model types (the
-engine takes a lone candidate and refuses several); model type -> its template and candidate templates. And the names of
-all templates.
+engine takes a lone candidate and refuses several); model type -> its template and candidate templates, and
+whether its rows can be packed. And the names of all templates.
 Needs torch and ms-swift; run it once for each new engine version, then review the diff.
 """
 
@@ -14,10 +14,17 @@ from __future__ import annotations
 import json
 from importlib.metadata import version
 
-from swift.model import MODEL_MAPPING
+from swift.model import MODEL_MAPPING, ModelMeta
 from swift.template import TEMPLATE_MAPPING
 
 from swift_autobatch.tables import DATA, DIALECT
+
+
+def packs(meta: ModelMeta) -> bool:
+    """Whether rows of this type can be packed, as swift/pipelines/train/sft.py ``_prepare_template`` decides."""
+    names = [meta.template] if meta.template else meta.candidate_templates
+    said = [TEMPLATE_MAPPING[name].template_cls.support_padding_free for name in names if name in TEMPLATE_MAPPING]
+    return any(not meta.is_multimodal if one is None else one for one in said or [None])
 
 
 def main() -> None:
@@ -29,6 +36,7 @@ def main() -> None:
             "template": meta.template,
             "templates": meta.candidate_templates,
             "multimodal": meta.is_multimodal,
+            "packs": packs(meta),
         }
         for architecture in meta.architectures:
             architectures.setdefault(architecture, []).append(model_type)

@@ -126,7 +126,7 @@ def decided_space(facts: Facts, request: Request, pins: Mapping[str, Sourced[Any
             where=recipe.path,
             hints=tuple(f"did you mean {name!r}?" for name in near(unknown, known, 1)),
         ) from error
-    broken = rules.check(candidate, facts)
+    broken = rules.check(candidate, facts, rules.Flags(request.pins))
     if broken is not None:
         raise UsageError(
             f"the recipe's plan is not legal here: {broken.why} (rule {broken.rule})",
@@ -245,9 +245,10 @@ def _expand(
     found: _Found,
 ) -> None:
     """Adds a strategy's families to ``found``. No rule reads the micro batch, so one member answers for its family."""
+    flags = rules.Flags(request.pins)
     for members in _families(strategy, facts, request, pins, max_length):
         first = next(members)
-        broken = rules.check(first, facts)
+        broken = rules.check(first, facts, flags)
         if broken is None:
             found.families.append((first, *members))
             continue

@@ -189,10 +189,13 @@ def find(name: str, dialect: Dialect, ours: Iterable[str] = (), where: str = "")
         )
     likely = near(name, [*dialect.flags, *(own.replace("-", "_") for own in kebab), *dialect.renamed])
     likely = tuple(dict.fromkeys(_today(other, dialect, kebab) for other in likely))
-    hints = (f"did you mean {' or '.join(likely)}?",) if likely else ("`swift sft --help` lists the engine's flags",)
+    hints = [f"did you mean {' or '.join(likely)}?"] if likely else []
     if where.startswith("environment "):
-        hints = (*hints[: len(likely)], f"unset {where.removeprefix('environment ')}")
-    raise UsageError(f"neither autoswift nor ms-swift {dialect.version} has a flag --{name}", where=where, hints=hints)
+        hints.append(f"unset {where.removeprefix('environment ')}")
+    hints = hints or ["`swift sft --help` lists the engine's flags"]
+    raise UsageError(
+        f"neither autoswift nor ms-swift {dialect.version} has a flag --{name}", where=where, hints=tuple(hints)
+    )
 
 
 def _today(name: str, dialect: Dialect, kebab: Sequence[str]) -> str:

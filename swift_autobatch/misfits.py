@@ -18,19 +18,17 @@ _ADAPTER_FLAGS = (
     "lora_rank lora_alpha lora_dropout lora_bias lora_dtype lorap_lr_ratio use_rslora use_dora target_modules "
     "target_regex target_parameters modules_to_save init_weights"
 ).split()
-_TRUE = frozenset({"true", "1", "yes"})
 
 
 def refuse(request: Request, facts: Facts) -> None:
     """Stops at pins with which the engine would stop after loading.
 
     Raises:
-        UsageError: a template or model type that the engine does not know, adapters on no module of the model, or
-            both 16-bit types at once.
+        UsageError: a template or model type that the engine does not know, or adapters on no module of the
+            model.
     """
     _registered(request, "template", engine_models().all_templates)
     _registered(request, "model_type", tuple(engine_models().templates))
-    _one_precision(request)
     _some_target(request, facts.model)
 
 
@@ -65,24 +63,6 @@ def _registered(request: Request, flag: str, known: tuple[str, ...]) -> None:
             "--external_plugins FILE.py  if that file registers it",
         ),
     )
-
-
-def _one_precision(request: Request) -> None:
-    """Source: transformers/training_args.py:1753; swift model_args.py:130-142 turns float16 and float32 into fp16."""
-    asked = {flag: _said(request, flag) for flag in ("fp16", "bf16", "torch_dtype")}
-    fp16, bf16 = (asked[flag].lower() in _TRUE for flag in ("fp16", "bf16"))
-    if fp16 and bf16:
-        raise UsageError(
-            "--fp16 true and --bf16 true exclude each other", where="--fp16", hints=("drop --fp16", "drop --bf16")
-        )
-    dtype = asked["torch_dtype"]
-    other = {"float16": "bf16", "bfloat16": "fp16"}.get(dtype)
-    if other and {"fp16": fp16, "bf16": bf16}[other]:
-        raise UsageError(
-            f"--torch_dtype {dtype} and --{other} true exclude each other",
-            where=f"--{other}",
-            hints=(f"drop --{other}", "drop --torch_dtype"),
-        )
 
 
 def _said(request: Request, flag: str) -> str:

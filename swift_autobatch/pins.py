@@ -10,7 +10,7 @@ from typing import Any
 from swift_autobatch import deepspeed_config
 from swift_autobatch.deepspeed_config import Fault
 from swift_autobatch.engine_flags import PRESETS
-from swift_autobatch.errors import InputError, UsageError
+from swift_autobatch.errors import InputError
 from swift_autobatch.records import Request, Sourced
 
 _ATTENTION = {"flash_attn": "flash_attention_2"}
@@ -53,9 +53,7 @@ def pinned_fields(request: Request, cwd: Path) -> Mapping[str, Sourced[Any]]:
         cwd: the project folder, for a DeepSpeed or FSDP JSON given by a relative path.
 
     Raises:
-        UsageError: quant_bits without quant_method (the engine would train unquantised without a word), or
-            both DeepSpeed and FSDP.
-        InputError: a pinned JSON file that is missing or not JSON.
+        InputError: a pinned JSON file that is missing, not JSON, or no config that the engine takes.
     """
     fields: dict[str, Sourced[Any]] = {}
     for flag, (name, convert) in _FIELDS.items():
@@ -103,34 +101,16 @@ def _precision(request: Request) -> dict[str, Sourced[Any]]:
 
 
 def _quant(request: Request) -> dict[str, Sourced[Any]]:
-    method, bits = request.pins.get("quant_method"), request.pins.get("quant_bits")
-    if bits is not None and method is None:
-        raise UsageError(
-            "--quant_bits without --quant_method is silently ignored by the engine: the model would load unquantised",
-            where="--quant_bits",
-            hints=(f"add --quant_method bnb (so: --quant_method bnb --quant_bits {bits.value})",),
-        )
-    if method is None:
+    """What really loads: bits without a method load 16-bit weights. Rules refuse what is not meant."""
+    method, bits = (request.pins.get(flag) for flag in ("quant_method", "quant_bits"))
+    if method is None or bits is None:
         return {}
-    if bits is None:
-        raise UsageError(
-            "--quant_method needs --quant_bits", where="--quant_method", hints=("add --quant_bits 4 (NF4) or 8",)
-        )
-    if method.value != "bnb" or bits.value not in {"4", "8"}:
-        raise UsageError(
-            f"--quant_method {method.value} --quant_bits {bits.value} is not planned for; bnb with 4 or 8 bits is",
-            where="--quant_method",
-            hints=("--quant_method bnb --quant_bits 4",),
-        )
-    return {"quant": Sourced(value="nf4" if bits.value == "4" else "int8", source=bits.source)}
+    quant = {("bnb", "4"): "nf4", ("bnb", "8"): "int8"}.get((str(method.value), str(bits.value)), "none")
+    return {"quant": Sourced(value=quant, source=bits.source)}
 
 
 def _parallel(request: Request, cwd: Path) -> dict[str, Sourced[Any]]:
     deepspeed, fsdp = request.pins.get("deepspeed"), request.pins.get("fsdp")
-    if deepspeed is not None and fsdp is not None:
-        raise UsageError(
-            "--deepspeed and --fsdp exclude each other", where="--fsdp", hints=("drop --fsdp", "drop --deepspeed")
-        )
     if deepspeed is not None:
         return _deepspeed(request, cwd)
     if fsdp is not None:

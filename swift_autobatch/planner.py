@@ -141,7 +141,7 @@ def _attempts(
     for cut in (None, *shorter):
         space = enumerate_space(facts, request, table, pins, cut)
         if not space.families:
-            raise refusal(request, facts, space, pins)
+            raise refusal(request, facts, space)
         yield Choice(facts=facts, space=space, costs=costs, order=order, best=_settled(space, costs, order, replays))
 
 

@@ -453,6 +453,7 @@ class Illegal:
     rule: str
     why: str
     fix: str
+    about: tuple[str, ...] = ()  # flags that can break the rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from swift_autobatch import rules, schedule
 from swift_autobatch.candidates import Space
 from swift_autobatch.errors import UsageError
-from swift_autobatch.records import Candidate, Facts, Illegal, Prediction, Request, Sourced
+from swift_autobatch.records import Candidate, Facts, Illegal, Prediction, Request
 from swift_autobatch.search import Costs, best, nearest, order_for
 from swift_autobatch.units import show_count, show_gib, show_seconds
 
 MEGATRON_SENTENCE = "megatron sft is not rendered by this version; that comes with a later one"
 
 
-def refusal(request: Request, facts: Facts, space: Space, pins: Mapping[str, Sourced[Any]]) -> UsageError:
+def refusal(request: Request, facts: Facts, space: Space) -> UsageError:
     """Names the rule that the most promising candidate breaks, else why no strategy applies."""
     if request.parallel_method.value == "megatron":
         return _megatron(request, facts, space)
     if space.illegal:
-        first = min(space.illegal, key=lambda item: _distance(item, facts))
-        sources = sorted({pin.source for pin in pins.values() if pin.source.startswith("flag ")})
+        first = min(space.illegal, key=lambda item: _distance(item, facts, rules.Flags(request.pins)))
+        flags = [f"--{flag}" for flag in sorted(first.about) if flag in request.pins]
         return UsageError(
             f"no legal plan: {first.why} (rule {first.rule})",
-            where=", ".join(source.removeprefix("flag ") for source in sources) or "--strategy",
+            where=", ".join(flags) or "--strategy",
             hints=(first.fix,),
         )
     if request.strategy.value:
@@ -43,11 +40,12 @@ def refusal(request: Request, facts: Facts, space: Space, pins: Mapping[str, Sou
     )
 
 
-def _distance(item: Illegal, facts: Facts) -> tuple[bool, int, bool]:
+def _distance(item: Illegal, facts: Facts, flags: rules.Flags) -> tuple[bool, int, bool]:
     """How far a candidate is from what could run: one that was never asked for is farthest, one that only misses a
     package nearest among those that break as many rules."""
     unasked = item.candidate.parallel == "megatron"
-    return unasked, rules.broken(item.candidate, facts), not item.rule.endswith("-not-installed")
+    count = sum(1 for _ in rules.broken(item.candidate, facts, flags))
+    return unasked, count, not item.rule.endswith("-not-installed")
 
 
 def megatron_words(candidate: Candidate) -> str:

@@ -248,6 +248,7 @@ class EngineModels:
     candidates: Mapping[str, tuple[str, ...]]
     multimodal: frozenset[str]
     all_templates: tuple[str, ...]
+    unpackable: frozenset[str]  # types whose template supports neither packing nor padding_free
 
 
 @cache
@@ -262,6 +263,7 @@ def engine_models(name: str = DIALECT) -> EngineModels:
         candidates=MappingProxyType({key: tuple(value["templates"]) for key, value in types.items()}),
         multimodal=frozenset(key for key, value in types.items() if value["multimodal"]),
         all_templates=tuple(raw["templates"]),
+        unpackable=frozenset(key for key, value in types.items() if not value["packs"]),
     )
 
 

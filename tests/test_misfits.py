@@ -27,9 +27,6 @@ def plan(tmp_path: Path, *, spec: str = "1x4090", model: str = TINY, quantised: 
 @pytest.mark.parametrize(
     ("pins", "said", "hint"),
     [
-        ({"fp16": "true", "bf16": "true"}, "exclude each other", "drop --fp16"),
-        ({"torch_dtype": "float16", "bf16": "true"}, "--torch_dtype float16 and --bf16 true", "drop --bf16"),
-        ({"torch_dtype": "bfloat16", "fp16": "true"}, "--torch_dtype bfloat16 and --fp16 true", "drop --fp16"),
         ({"template": "qwen2.5"}, "no template called 'qwen2.5'", "did you mean qwen2_5"),
         ({"template": "zzzzzz"}, "no template called", "drop --template"),
         ({"model_type": "qwen22"}, "no model type called 'qwen22'", "did you mean qwen2"),

@@ -72,7 +72,10 @@ def test_no_rule_reads_the_micro_batch(tmp_path: Path) -> None:
     families = [*space.families, *space.unrendered]
     assert len(families) > 100
     for family in families:
-        answers = {None if found is None else found.rule for found in (rules.check(one, facts) for one in family)}
+        answers = {
+            None if found is None else found.rule
+            for found in (rules.check(one, facts, rules.Flags()) for one in family)
+        }
         assert len(answers) == 1
 
 
