@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from swift_autobatch import rules
 from swift_autobatch.records import Check, CheckStatus, Machine, Probes
+from swift_autobatch.rules.rule import cannot_compile_offload, lacks, without_bf16, without_flash
 from swift_autobatch.tables import DIALECT
 from swift_autobatch.units import GIB, MIB, show_gib
 
@@ -130,6 +132,8 @@ def _cards(machine: Machine, probes: Probes | None) -> Result:
                 f"CUDA_VISIBLE_DEVICES={machine.visible_devices!r} hides every card",
                 "unset CUDA_VISIBLE_DEVICES",
             )
+        if probes is not None and probes.other_accelerator:
+            return "warn", f"{probes.other_accelerator} is not planned for: trainings run on the CPU", ""
         return "warn", "no accelerator: trainings run on the CPU, for small models only", ""
     held = [gpu for gpu in machine.gpus if gpu.total_bytes - gpu.free_bytes > 2 * GIB]
     if held:
@@ -142,9 +146,9 @@ def _cards(machine: Machine, probes: Probes | None) -> Result:
 def _bf16(machine: Machine, probes: Probes | None) -> Result:
     if not machine.gpus:
         return SKIPPED
-    old = next((gpu for gpu in machine.gpus if not gpu.bf16_native), None)
+    old = without_bf16(machine)
     if old is not None:
-        return "warn", f"{old.name} has no native bf16: plans train in float16 with loss scaling", ""
+        return "warn", f"{old} has no native bf16: plans train in float16 with loss scaling", ""
     return "pass", "native bf16", ""
 
 
@@ -152,8 +156,8 @@ def _flash(machine: Machine, probes: Probes | None) -> Result:
     if not machine.gpus:
         return SKIPPED
     version = machine.software.versions.get("flash-attn")
-    if not all(gpu.flash_attention for gpu in machine.gpus):
-        return "skipped", "FlashAttention needs Ampere or newer", ""
+    if without_flash(machine) is not None:
+        return "skipped", rules.find("flash-needs-ampere").why, ""
     if version is None:
         return "pass", "flash-attn is not installed: PyTorch's own kernel is used; packing needs flash-attn", ""
     if probes is not None and probes.flash_attn_error:
@@ -167,8 +171,8 @@ def _flash(machine: Machine, probes: Probes | None) -> Result:
 
 def _deepspeed(machine: Machine, probes: Probes | None) -> Result:
     version = machine.software.versions.get("deepspeed")
-    if version is None:
-        return "warn", "deepspeed is not installed: no ZeRO, no offload", "pip install deepspeed"
+    if lacks(machine, "deepspeed"):
+        return "warn", "deepspeed is not installed: no ZeRO, no offload", rules.find("deepspeed-not-installed").fix
     return "pass", f"deepspeed {version}", ""
 
 
@@ -177,11 +181,9 @@ def _offload(machine: Machine, probes: Probes | None) -> Result:
     software = machine.software
     if software.versions.get("deepspeed") is None:
         return SKIPPED
-    missing = ["a C++ compiler"] if software.compiler is None else []
+    missing = [name for name in (cannot_compile_offload(machine),) if name]
     if probes is not None and probes.ninja is False:
         missing.append("ninja")
-    if machine.gpus and software.nvcc is None:
-        missing.append("nvcc")
     if missing:
         return (
             "warn",
@@ -203,8 +205,9 @@ def _other_major(one: str | None, other: str | None) -> bool:
 
 def _quantisation(machine: Machine, probes: Probes | None) -> Result:
     version = machine.software.versions.get("bitsandbytes")
-    if version is None:
-        return "warn", "bitsandbytes is not installed: no QLoRA, no 8-bit optimizer", "pip install bitsandbytes"
+    if lacks(machine, "bitsandbytes"):
+        said = "bitsandbytes is not installed: no QLoRA, no 8-bit optimizer"
+        return "warn", said, rules.find("bitsandbytes-not-installed").fix
     return "pass", f"bitsandbytes {version}", ""
 
 
@@ -281,6 +284,19 @@ def _port(machine: Machine, probes: Probes | None) -> Result:
     return "pass", "local ports can be opened", ""
 
 
+def _interfaces(machine: Machine, probes: Probes | None) -> Result:
+    if probes is None:
+        return SKIPPED
+    if probes.no_interface:
+        variable = probes.no_interface.split("=")[0]
+        return (
+            "fail",
+            f"{probes.no_interface} names no network interface of this machine: ranks cannot meet",
+            f"unset {variable}, or name one that `ip -br link` lists",
+        )
+    return "pass", "network interfaces are left to the engine, or exist", ""
+
+
 CHECKS: tuple[tuple[str, Callable[[Machine, Probes | None], Result]], ...] = (
     ("engine", _engine),
     ("versions", _versions),
@@ -300,4 +316,5 @@ CHECKS: tuple[tuple[str, Callable[[Machine, Probes | None], Result]], ...] = (
     ("locked-memory", _memlock),
     ("wsl", _wsl),
     ("port", _port),
+    ("interfaces", _interfaces),
 )

@@ -233,6 +233,8 @@ class Probes:
     infiniband: bool
     wsl: bool
     port: bool  # a local port can be opened
+    other_accelerator: str | None = None  # a kind that is not planned for: ROCm, Ascend, Gaudi, MPS
+    no_interface: str | None = None  # NAME=VALUE of a variable that names a network interface which is not there
 
 
 CheckStatus = Literal["pass", "warn", "fail", "skipped"]

@@ -52,7 +52,7 @@ def check(found: tuple[Check, ...], name: str) -> Check:
 def test_a_sound_machine_passes_everything(tmp_path: Path) -> None:
     found = doctor.examine(machine(tmp_path), SOUND)
     assert {one.status for one in found} <= {"pass", "skipped"}
-    assert len(found) == len(doctor.CHECKS) == 18
+    assert len(found) == len(doctor.CHECKS) == 19
 
 
 Change = Callable[[Machine], Machine]
@@ -106,6 +106,14 @@ CASES: tuple[tuple[str, Change, dict[str, Any], str, str], ...] = (
     ("locked-memory", same, {"infiniband": True, "memlock_bytes": 65536}, "warn", "64 KiB"),
     ("wsl", same, {"wsl": True}, "warn", "WSL"),
     ("port", same, {"port": False}, "fail", "port"),
+    (
+        "devices",
+        lambda m: replace(m, gpus=(), links="none", processes=1),
+        {"other_accelerator": "AMD ROCm"},
+        "warn",
+        "AMD",
+    ),
+    ("interfaces", same, {"no_interface": "NCCL_SOCKET_IFNAME=eth9"}, "fail", "eth9"),
 )
 
 
@@ -179,3 +187,26 @@ def test_requirements_that_do_not_hold_are_named(tmp_path: Path) -> None:
     found = read_software(builders.environment(tmp_path))
     old = replace(found, versions={**found.versions, "transformers": "99.0"})
     assert any(line.startswith("ms-swift wants transformers") and "99.0" in line for line in unmet(old))
+
+
+@pytest.mark.parametrize(
+    ("value", "missing"),
+    [
+        ("eth0", False),
+        ("eth", False),
+        ("=eth0", False),
+        ("^lo", False),
+        ("ib0", True),
+        ("ib0,eth0", False),
+        ("", False),
+    ],
+)
+def test_interfaces_are_looked_up_as_nccl_does(tmp_path: Path, value: str, missing: bool) -> None:
+    (tmp_path / "sys/class/net/eth0").mkdir(parents=True)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kfd").touch()
+    env = replace(builders.environment(tmp_path), variables={"NCCL_SOCKET_IFNAME": value})
+    none = replace(read_software(env), versions={})
+    found = read_probes(env, none, tmp_path)
+    assert (found.no_interface is not None) is missing
+    assert found.other_accelerator == "AMD ROCm"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import builders
 import pytest
+import yaml
 
 from swift_autobatch import rules
 from swift_autobatch.records import Facts, Sourced
-from swift_autobatch.tables import dialect, engine_models
+from swift_autobatch.tables import DATA, dialect, engine_models
 
 # rule -> (changes of the plain candidate, machine or None for a CPU, engine flags)
 BREAKS: dict[str, tuple[dict[str, Any], str | None, dict[str, str | tuple[str, ...]]]] = {
@@ -180,3 +183,25 @@ def test_the_lines_that_a_rule_cites_still_say_so(rule: rules.Rule) -> None:
 def test_ids_are_unique() -> None:
     ids = [rule.id for rule in rules.RULES]
     assert len(ids) == len(set(ids))
+
+
+def engine_conditions() -> dict[str, dict[int, dict[str, Any]]]:
+    found: dict[str, dict[int, dict[str, Any]]] = yaml.safe_load((DATA / "engine_conditions.yaml").read_text())
+    return found
+
+
+def test_every_condition_of_the_engine_has_a_rule_or_a_reason_why_not() -> None:
+    table = engine_conditions()
+    assert list(table["conditions"]) == list(range(1, 45))
+    assert list(table["traps"]) == list(range(1, 26))
+    known = {rule.id for rule in rules.RULES}
+    for row in (*table["conditions"].values(), *table["traps"].values()):
+        assert set(row) in ({"what", "rules"}, {"what", "reason"})
+        assert set(row.get("rules", ())) <= known
+        assert row.get("rules") or len(row["reason"]) > 30
+
+
+def test_the_page_of_the_rules_is_current() -> None:
+    script = Path(__file__).parents[1] / "scripts" / "make_rule_docs.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[:2000] + "\nrun scripts/make_rule_docs.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import shutil
 from collections.abc import Iterator
@@ -53,6 +54,8 @@ def read_probes(env: Environment, software: Software, root: Path = Path("/")) ->
         infiniband=any((root / "sys/class/infiniband").glob("*")),
         wsl="microsoft" in _text(root / "proc/version").lower(),
         port=_port(),
+        other_accelerator=_other_accelerator(root),
+        no_interface=_no_interface(env, root),
     )
 
 
@@ -138,6 +141,29 @@ def _text(path: Path) -> str:
     with contextlib.suppress(OSError):
         return path.read_text(errors="replace")
     return ""
+
+
+# Device files of accelerators that this version does not plan for.
+_OTHERS = (("AMD ROCm", "dev/kfd"), ("Ascend NPU", "dev/davinci0"), ("Intel Gaudi", "dev/accel/accel0"))
+
+
+def _other_accelerator(root: Path) -> str | None:
+    if platform.system() == "Darwin":
+        return "Apple MPS"
+    return next((name for name, device in _OTHERS if (root / device).exists()), None)
+
+
+def _no_interface(env: Environment, root: Path) -> str | None:
+    """NCCL takes names as beginnings of names unless '=' stands before them; '^' excludes instead of choosing."""
+    there = [path.name for path in (root / "sys/class/net").glob("*")]
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        value = env.variables.get(variable, "")
+        wanted = [name.strip() for name in value.removeprefix("=").split(",") if name.strip()]
+        if not there or not wanted or value.startswith("^"):
+            continue
+        if not any(name == one or name.startswith(one) for one in wanted for name in there):
+            return f"{variable}={value}"
+    return None
 
 
 def _port() -> bool:

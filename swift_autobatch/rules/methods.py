@@ -160,7 +160,6 @@ RULES: tuple[Rule, ...] = (
         why="--auto_find_batch_size does not work with ZeRO-3",
         fix="drop --auto_find_batch_size: the planner finds the batch",
         cites=(Cite("transformers/trainer.py", 903, "isn't supported yet with DeepSpeed Zero-3"),),
-        reproduced="auto_find_batch_size under ZeRO-3",
     ),
     Rule(
         id="load-best-save-only",
