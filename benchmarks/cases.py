@@ -7,7 +7,7 @@ import re
 from functools import cache
 from typing import Any, get_args
 
-from profiles import profile
+from profiles import NEW_BLOCKS, profile
 
 from swift_autobatch.errors import AutoswiftError
 from swift_autobatch.facts.cards import find_card
@@ -110,6 +110,8 @@ def express(case: Case) -> tuple[Facts, Candidate, Engine]:
     model, _ = model_of(case["model"], case["params_b"])
     if case["group"].startswith("litgpt") and model.tied:
         model = _untied(model)
+    if case["tuner"] == "llamapro":
+        model = _grown(model, NEW_BLOCKS)
     length = _length(case)
     candidate = _candidate(case, model, int(length))
     return Facts(machine=_machine(case, candidate), model=model, data=_rows(int(length))), candidate, profile(case)
@@ -130,6 +132,13 @@ def _untied(model: ModelFacts) -> ModelFacts:
     )
 
 
+def _grown(model: ModelFacts, blocks: int) -> ModelFacts:
+    """A dense model with copies of some of its layers put in between."""
+    ends = model.params_embedding + model.params_lm_head + model.params_vision
+    total = model.params_total + blocks * (model.params_total - ends) // model.layers
+    return replace(model, layers=model.layers + blocks, params_total=total, params_active=total)
+
+
 def _length(case: Case) -> float:
     stated = case["seq_len_effective"] or case["max_length"]
     if stated:
@@ -148,12 +157,14 @@ def _candidate(case: Case, model: ModelFacts, length: int) -> Candidate:
     if case["group"].startswith("qwen-readme") and case["tuner"] == "qlora":
         parallel = "zero2"  # finetune_qlora_single_gpu.sh: --deepspeed finetune/ds_config_zero2.json
     pieces = world if case["deepspeed"] == "device_map" else _whole(case["pp"])
-    if re.search("mp_ddp|ddp_device_map", case["id"]):  # two processes, each with its layers on half of the cards
-        parallel, pieces = "ddp", world // 2
+    spread_by = re.search(r"(\d+) visible cards, (\d+) process", case["notes"] or "")
+    processes = int(spread_by[2]) if spread_by else 1
+    if processes > 1:  # each with its layers on its share of the cards
+        parallel, pieces = "ddp", world // processes
     if parallel == "none" and case["deepspeed"] != "device_map" and world > 1:
         parallel = "ddp"
     spread = {"sp": _whole(case["sequence_parallel"]), "tp": _whole(case["tp"]), "ep": _whole(case["ep"])}
-    rows, accumulation = _whole(case["per_device_batch"]), _whole(case["grad_accum"])
+    rows, accumulation = _rows_of(case, world), _whole(case["grad_accum"])
     if pieces > 1 and case["group"] == "torchtitan":  # a pipeline takes its local batch a row at a time
         rows, accumulation = 1, rows
     if parallel == "megatron":  # its sequence parallel is the tensor-parallel group; the rest is context parallel
@@ -181,6 +192,14 @@ def _candidate(case: Case, model: ModelFacts, length: int) -> Candidate:
         lora_rank=_whole(case["lora_rank"], 8),
         optim=_optim(case),
     )
+
+
+def _rows_of(case: Case, world: int) -> int:
+    """Rows of a micro batch; where only the batch of all cards is stated, its share."""
+    stated = re.search(r"batch size (\d+)", case["quote"] or "")
+    if case["per_device_batch"] is None and stated:
+        return max(1, int(stated[1]) // (world * _whole(case["grad_accum"])))
+    return _whole(case["per_device_batch"])
 
 
 # Trained whole or projected; everything else trains few parameters beside frozen ones, as adapters do.

@@ -35,12 +35,20 @@ def profile(case: Case) -> Engine:
         facts["attention"] = "flash_attention_2"
     if case["quant_bits"] and case["tool"] != "ms-swift":
         facts["quantised_experts"] = True
+    modules = facts.get("quantised_experts") or (case["tool"] == "ms-swift" and _version(case) < (4,))
+    facts["adapted_experts"] = bool(modules) and "all-linear" in (case["lora_targets"] or "")
+    facts.update(_whole_layers(case))
+    if case["tool"] == "axolotl" and case["quant_bits"] and "/llama-2/" in case["source"]:
+        # README of August 2023, with xformers: norms, ends and the hidden state stay in fp32 after
+        # prepare_model_for_kbit_training; utils/models.py casts them back for flash attention only.
+        facts["kbit_fp32_stream"] = True
     if case["tuner"] == "galore":
         facts["galore_rank"] = int((re.search(r"galore_?(?:rank)?[=_]?(\d+)", case["id"]) or [0, 128])[1])
         facts["galore_ends"] = "emb" in case["id"]
-    if case["task"] in ("dpo", "orpo", "simpo", "kto", "rm"):
-        facts["pairs"] = case["task"] != "kto"
-        facts["reference_model"] = case["task"] in ("dpo", "kto") and case["tuner"] == "full"
+    task = task_of(case)
+    if task in ("dpo", "orpo", "simpo", "kto", "rm"):
+        facts["pairs"] = task != "kto"
+        facts["reference_model"] = task in ("dpo", "kto") and case["tuner"] == "full"
     if case["task"] in _NO_VOCABULARY:  # a few classes or the last token's logits only
         facts["loss"] = "none"
     if "optimizer_in_bwd" in (case["optimizer"] or ""):
@@ -52,6 +60,31 @@ def profile(case: Case) -> Engine:
     ):
         facts["loss"] = "none"
     return Engine(**facts)
+
+
+def task_of(case: Case) -> str | None:
+    """What is trained; a script that is called dpo is one, whatever the table says."""
+    if case["task"] == "sft" and re.search(r"[-_/]dpo[-_/.]", case["id"]):
+        return "dpo"
+    return case["task"]
+
+
+NEW_BLOCKS = 4  # ms-swift argument.py: llamapro_num_new_blocks; its table's own rows say 4
+
+
+def _whole_layers(case: Case) -> dict[str, Any]:
+    """Tuners that train some of the model's own layers or ends, in the weights' type.
+
+    Source: ms-swift tuners/llamapro.py (new blocks among frozen ones), trainers/callback.py for LISA (layers are
+    frozen but for a few, the ends never; its example activates 2), tuners/longlora (embedder_and_normalizer).
+    """
+    if case["tuner"] == "llamapro":
+        return {"trained_layers": NEW_BLOCKS, "targets": ()}
+    if case["tuner"] == "lisa":
+        return {"trained_layers": 2, "trained_in_place": ("embedding", "head"), "targets": ()}
+    if case["tuner"] == "longlora":
+        return {"trained_in_place": ("embedding",)}
+    return {}
 
 
 def _by_tool(case: Case) -> dict[str, Any]:
@@ -66,10 +99,11 @@ def _by_tool(case: Case) -> dict[str, Any]:
             }
         return {
             "loss": "shifted_16bit",
-            "trainable_bytes": None if _deepspeed(case) else 2,
-            "adapters_autocast": False,
+            "trainable_bytes": 2 if case["tuner"] == "full" and not _deepspeed(case) else None,
             "two_buckets": True,  # finetune/ds_config_zero2.json and zero3: overlap_comm
-            "source": "modeling_qwen.py (16-bit logits, contiguous shift); PEFT 0.5: adapters in the weights' type",
+            # Measured in October 2023: PEFT 0.5 moves adapters to the weights' device, not to their type
+            # (tuners/lora.py update_layer; 0.6 does both), and finetune.py --bf16 autocasts.
+            "source": "modeling_qwen.py (16-bit logits, contiguous shift); PEFT 0.5: adapters in fp32",
         }
     if group.startswith("fms"):
         return _fms(case)

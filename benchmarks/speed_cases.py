@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from cases import Case, Skip, express, model_of
-from profiles import targets
+from profiles import targets, task_of
 
 from swift_autobatch.errors import AutoswiftError
 from swift_autobatch.facts.cards import assumed_links, find_card, row_gpu
@@ -77,6 +77,15 @@ def _with_known_shape(case: Case) -> Case:
 
     rows = {row.id: row for row in models().values() if row.params_active}
     return {**case, "model": min(rows.values(), key=away).id}
+
+
+def epochs_counted_once(case: Case) -> int:
+    """Epochs in a source's seconds whose rows it counts once.
+
+    Source: ms-swift 1.5 to 2.6 llm/utils/utils.py `get_time_info`, rows of one epoch over the whole run's seconds;
+    its tuner table trains two (scripts/benchmark/config/tuner.json, and the table's own column: epoch=2).
+    """
+    return 2 if case["group"] == "ms-swift-v2-tuner-benchmark" else 1
 
 
 def _accumulation(case: Case, candidate: Candidate) -> int:
@@ -198,7 +207,7 @@ def kernels(case: Case, facts_hidden: int) -> dict[str, Any]:
     quant = f"{case['id']} {case['model']} {notes}".lower()
     if case["quant_bits"] in (4, 8) and "bnb" not in quant and re.search("gptq|awq|-int[48]", quant):
         facts["quant_kernel"] = "gptq-fused" if group.startswith("fms") else "gptq"
-    facts["reference_pass"] = case["task"] in ("dpo", "kto")
+    facts["reference_pass"] = task_of(case) in ("dpo", "kto")
     tuner = f"{case['tuner']} {case['id']}".lower()
     facts["rebuilt"] = next((count for name, count in _REBUILT.items() if name in tuner), 0)
     facts["rotated"] = "boft" in tuner

@@ -55,10 +55,11 @@ _UNGATED: Units = (0, 0, 0, 4)  # fc1, activation, fc2: no gate and no product t
 def case_of(job: Job) -> str:
     """Which counted case a job is."""
     precision = job.effective.precision
-    if job.candidate.tuner == "full":
+    if job.whole_layers:
         if precision == "fp32":
             return "full-32"
-        masters = job.trainable_bytes_each == 4 and not job.candidate.uses_fsdp
+        wide = job.trainable_bytes_each == 4 and job.candidate.tuner == "full"
+        masters = wide and not job.candidate.uses_fsdp
         return "full-32-amp" if masters else "full-16"
     if precision == "fp32":
         return "lora-32"
@@ -101,7 +102,7 @@ def _saved_units(job: Job) -> Units:
     candidate = job.candidate
     return _saved_counts(
         case_of(job),
-        None if candidate.tuner == "full" else job.reach,
+        None if job.whole_layers else job.reach,
         candidate.lora_dropout > 0,
         candidate.quant != "none",
         job.engine.layer_kernels or candidate.liger or candidate.parallel == "megatron",
@@ -125,7 +126,7 @@ def _saved_counts(name: str, reach: Reach | None, dropout: bool, quantised: bool
 
 
 def _extra_units(job: Job) -> Units:
-    if job.candidate.tuner != "full" and not job.reach.mlp:
+    if not job.whole_layers and not job.reach.mlp:
         return _FROZEN_MLP
     case, candidate = _CASES[case_of(job)], job.candidate
     if candidate.quant == "nf4" and candidate.lora_dropout and case_of(job) == "lora-autocast":
@@ -169,7 +170,7 @@ def in_flight(job: Job) -> int:
 
 
 def _backward_units(job: Job) -> Units:
-    if job.candidate.tuner != "full" and not job.reach.mlp:
+    if not job.whole_layers and not job.reach.mlp:
         return _FROZEN_MLP
     return _CASES[case_of(job)].backward
 
@@ -234,6 +235,6 @@ def autocast_casts(job: Job) -> int:
     """Bytes of the 16-bit copies that autocast makes of trainable fp32 weights and keeps through forward."""
     if case_of(job) == "full-32-amp":
         return 2 * job.trainable
-    if job.effective.precision != "fp32" and job.candidate.tuner != "full" and not job.candidate.uses_deepspeed:
-        return 2 * job.trainable
+    if job.effective.precision != "fp32" and not job.whole_layers and not job.candidate.uses_deepspeed:
+        return 2 * (job.trainable - job.as_weights) if job.trainable_bytes_each == 4 else 0
     return 0

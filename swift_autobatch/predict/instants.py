@@ -105,7 +105,10 @@ def _step(job: Job, grown: Instant, static: Instant) -> list[Instant]:
     """
     parts = _parts(job)
     rows = f"{job.kept_rows:,} rows x {job.shape.vocab:,} entries"
-    ends = term("gathered ends", buffers.loss(job), "head and embedding made whole")
+    ends = (
+        *term("gathered ends", buffers.loss(job), "head and embedding made whole"),
+        *term("head's copy", buffers.head_cast(job), "16-bit copy of the fp32 head, kept for its backward"),
+    )
     forward_loss = (*term("logits", logits.forward(job), rows), *ends)
     loss = (*term("logits", logits.loss(job), rows), *ends)
     head = (*term("logits", logits.head_backward(job), f"16-bit gradient of {rows}"), *ends, *_whole(job, "head"))

@@ -199,11 +199,18 @@ class Job:
     kept_rows: int  # rows of that micro batch which reach the vocabulary projection
     shards: int  # ranks over which ZeRO and FSDP spread states
     trainable: int  # parameters, whole model
+    beside: int  # those of them that stand beside the model's own: adapters, copies
+    as_weights: int  # those of them kept in the weights' type where adapters are wider: the model's own, copies
+    whole_layers: bool  # layers train as in full tuning, no adapters: full, or some layers among frozen ones
     weight_bytes_each: int  # of an unquantised weight on the device
     trainable_bytes_each: int  # of a trainable parameter on the device
     grad_bytes_each: int
     engine: Engine
     reach: Reach
+
+    def of_trainable(self, each: int) -> int:
+        """Bytes of what has ``each`` bytes a trainable parameter; what is kept in the weights' type is no wider."""
+        return each * self.trainable - max(0, each - self.weight_bytes_each) * self.as_weights
 
 
 def job(
@@ -226,7 +233,8 @@ def job(
     if engine.rows_over_tp or candidate.parallel == "megatron":
         spread *= candidate.tp
     tokens = -(-candidate.micro_batch * (2 if engine.pairs and not candidate.packing else 1) * row // spread)
-    weight, trainable, grad = _dtypes(candidate, effective, engine)
+    weight, each, grad = _dtypes(candidate, effective, engine)
+    own, copies, adapters = _trainable(candidate, counts, facts.model, engine)
     return Job(
         facts=facts,
         candidate=candidate,
@@ -239,9 +247,12 @@ def job(
         tokens=tokens,
         kept_rows=min(tokens, _kept(candidate, effective, facts.data, row, tokens)),
         shards=max(1, candidate.world // (candidate.tp * candidate.pp)),
-        trainable=_trainable(candidate, counts, facts.model, engine),
+        trainable=own + copies + adapters,
+        beside=copies + adapters,
+        as_weights=0 if candidate.tuner == "full" else own + copies,
+        whole_layers=candidate.tuner == "full" or engine.trained_layers > 0,
         weight_bytes_each=weight,
-        trainable_bytes_each=trainable,
+        trainable_bytes_each=each,
         grad_bytes_each=grad,
         engine=engine,
         reach=reach(facts.model, engine.targets),
@@ -255,15 +266,30 @@ def _as_engine_does(effective: Effective, engine: Engine) -> Effective:
     return replace(effective, **changes) if changes else effective
 
 
-def _trainable(candidate: Candidate, counts: Shape, model: ModelFacts, engine: Engine) -> int:
-    """Full tuning trains all but the vision tower (ms-swift freezes it); adapters r (in + out) a linear."""
+def _trainable(candidate: Candidate, counts: Shape, model: ModelFacts, engine: Engine) -> tuple[int, int, int]:
+    """Trainable parameters: (of the model's own, copies of its own, adapters).
+
+    Full tuning trains all but the vision tower (ms-swift freezes it); adapters r (in + out) a linear.
+    """
     if candidate.tuner == "full":
-        return counts.total - counts.tower
-    reached = counts.linear_io
+        return counts.total - counts.tower, 0, 0
+    ends = {"embedding": counts.embedding, "head": counts.head}
+    own = counts.layer * engine.trained_layers + sum(ends[name] for name in engine.trained_in_place)
+    copies = counts.embedding + counts.head if engine.trains_ends else 0
+    adapters = 0 if engine.trained_layers else candidate.lora_rank * _reached(counts, model, engine)
+    return own, copies, adapters
+
+
+def _reached(counts: Shape, model: ModelFacts, engine: Engine) -> int:
+    """Sum of in + out over the adapted linears: gate, up and down of every expert where adapters reach those."""
     if engine.targets is not None:
-        reached = counts.layers * sum(a + b for name, a, b in model.linears if name in engine.targets)
-    ends = counts.embedding + counts.head if engine.trains_ends else 0
-    return candidate.lora_rank * reached + ends
+        return counts.layers * sum(a + b for name, a, b in model.linears if name in engine.targets)
+    experts = 0
+    if engine.adapted_experts and model.experts > model.experts_per_token:
+        idle = (model.params_total - model.params_active) // (model.experts - model.experts_per_token)
+        inner = idle // (3 * counts.h * counts.layers)  # width of one expert of one layer
+        experts = 3 * (counts.h + inner) * model.experts * counts.layers
+    return counts.linear_io + experts
 
 
 def _dtypes(candidate: Candidate, effective: Effective, engine: Engine) -> tuple[int, int, int]:

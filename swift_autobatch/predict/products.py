@@ -38,14 +38,14 @@ def passes(job: Job) -> Passes:
     reference model adds a forward of everything.
     """
     full = job.candidate.tuner == "full"
-    backward = 2.0 if full else 1.0
+    backward = 2.0 if full else 1.0 + job.engine.trained_layers / job.shape.layers
     checkpointing, selective = job.candidate.gradient_checkpointing, job.engine.selective
     again = 0.5 if selective else float(checkpointing)
     reference = 1.0 if job.engine.reference_pass else 0.0
     return Passes(
         layers=1.0 + backward + again + reference,
         attention=3.5 + (0.0 if selective else again) + reference,
-        head=2.0 + float(full or job.engine.trains_ends) + reference,
+        head=2.0 + float(full or job.engine.trains_ends or "head" in job.engine.trained_in_place) + reference,
         again=float(checkpointing or selective) + reference,
     )
 
@@ -80,7 +80,7 @@ def layers(job: Job, tokens: float, found: Passes, device: Device) -> float:
     dense = max(0, shape.active_layers - expert)
     flops = 2 * dense * tokens * found.layers
     if candidate.tuner != "full":  # adapters do take a weight gradient
-        flops += 2 * job.trainable * tokens * (found.layers + 1)
+        flops += 2 * job.beside * tokens * (found.layers + 1)
     total = seconds(flops / split, tokens, shape.h / candidate.tp, job, device)
     if job.engine.float8:
         total /= 2

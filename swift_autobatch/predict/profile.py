@@ -23,7 +23,10 @@ class Engine:
     attention: str | None = None
     optimizer: str | None = None
     targets: tuple[str, ...] | None = None
-    trains_ends: bool = False  # embedding and head are trained whole beside the adapters
+    trains_ends: bool = False  # copies of embedding and head are trained whole beside the adapters
+    trained_layers: int = 0  # decoder layers trained whole among frozen ones, in place of adapters (LLaMA-Pro, LISA)
+    trained_in_place: tuple[Literal["embedding", "head"], ...] = ()  # of the model's own, beside layers or adapters
+    adapted_experts: bool = False  # experts are modules of their own, and adapters on all linears reach them
     trainable_bytes: int | None = None
     adapters_autocast: bool | None = None
     masters: bool | None = None  # fp32 masters in the optimizer; None: DeepSpeed's rule

@@ -33,7 +33,8 @@ def adapters(job: Job) -> int:
         return 0
     if job.candidate.parallel == "megatron":
         return megatron.adapters(job)
-    total = job.trainable * job.trainable_bytes_each
+    own = job.trainable - job.beside
+    total = job.of_trainable(job.trainable_bytes_each) - min(job.trainable_bytes_each, job.weight_bytes_each) * own
     if job.candidate.uses_fsdp or (job.candidate.zero_stage == 3 and job.candidate.lora_rank > PERSISTENT_RANK):
         return -(-total // job.shards)
     return total
@@ -51,7 +52,7 @@ def gradients(job: Job) -> int:
         return megatron.gradients(job)
     if job.engine.step_in_backward:
         return max(job.shape.embedding, job.shape.largest_linear) * job.grad_bytes_each
-    total = split(job, job.trainable * job.grad_bytes_each)
+    total = split(job, job.of_trainable(job.grad_bytes_each))
     if candidate.zero_stage >= 2 or candidate.uses_fsdp:
         return -(-total // job.shards)
     if candidate.parallel in ("ddp", "zero0"):  # zero0 flattens a bucket of up to 5e8 elements to reduce it
@@ -106,7 +107,7 @@ def state_bytes(job: Job) -> int:
     if job.engine.galore_rank:
         return split(job, _galore(job, each))
     scaled, plain = _PER_PARAMETER.get(name, (2, 0))
-    return split(job, int(job.trainable * (scaled * each + plain)))
+    return split(job, int(scaled * job.of_trainable(each) + plain * job.trainable))
 
 
 def _galore(job: Job, each: int) -> int:
@@ -139,7 +140,7 @@ def step_temporaries(job: Job) -> int:
         rooted = candidate.zero_stage == 3 and job.effective.optimizer == "foreach-adamw"
         return (4 + max(job.grad_bytes_each if job.grad_bytes_each == 2 else 0, 4 * rooted)) * shard
     if job.effective.optimizer == "foreach-adamw" and not (job.engine.galore_rank or job.engine.step_in_backward):
-        total = split(job, job.trainable * job.trainable_bytes_each)
+        total = split(job, job.of_trainable(job.trainable_bytes_each))
         return total // job.shards if candidate.uses_fsdp else total
     return 0
 

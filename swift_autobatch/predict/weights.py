@@ -27,6 +27,8 @@ def resident(job: Job) -> int:
         total -= int(quantised(job) * (job.weight_bytes_each - NF4_BYTES))
     elif candidate.quant == "int8":
         total -= quantised(job) * (job.weight_bytes_each - 1)
+    if job.engine.kbit_fp32_stream:
+        total += (4 - job.weight_bytes_each) * (shape.embedding + shape.head)
     if job.engine.reference_model:
         total += shape.total * job.weight_bytes_each
     if candidate.zero_stage == 3 or candidate.uses_fsdp:

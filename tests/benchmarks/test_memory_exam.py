@@ -106,3 +106,22 @@ def test_a_missed_target_is_named_and_fails_the_exam(tmp_path: Path, monkeypatch
     exam.write(small, [{**row, "peak_lo_gib": 900.0, "peak_hi_gib": 900.0} for row in ROWS if row["tier"] == "A"])
     monkeypatch.setattr(sys, "argv", ["memory_exam.py", str(small), "-o", str(tmp_path / "out.jsonl"), "--json"])
     assert memory_exam.main() == 1
+
+
+def test_what_a_row_says_of_its_script_is_read() -> None:
+    row = next(row for row in ROWS if row["tool"] == "ms-swift" and row["task"] == "sft")
+    plain, grown, spread = (
+        cases.express({**row, **changes})
+        for changes in (
+            {},
+            {"tuner": "llamapro", "lora_targets": None},
+            {"gpus": 4, "deepspeed": "device_map", "notes": "4 visible cards, 2 process(es)"},
+        )
+    )
+    assert grown[0].model.layers == plain[0].model.layers + 4
+    assert (grown[2].trained_layers, grown[2].targets) == (4, ())
+    assert (spread[1].parallel, spread[1].pp, spread[1].dp) == ("ddp", 2, 2)
+    assert not plain[2].pairs
+    assert cases.express({**row, "id": "swift-v2-dpo-lora-v1.6.0"})[2].pairs
+    stated = {**row, "per_device_batch": None, "gpus": 8, "grad_accum": 1, "quote": "8 cards, batch size 32"}
+    assert cases.express(stated)[1].micro_batch == 4

@@ -110,3 +110,12 @@ def test_a_missed_target_is_named() -> None:
     assert any("median" in text for text in words)
     assert any("pairs" in text for text in words)
     assert not speed_exam.missed({"all": {**judged([(100.0 * n, 101.0 * n) for n in range(1, 8)])}})
+
+
+def test_a_table_that_counts_the_rows_of_one_epoch_of_two_is_answered_in_its_own_figure() -> None:
+    row = next(row for row in ROWS if row["group"] == "ms-swift-v1-benchmark")
+    once, twice = (
+        speed_exam.answer({**row, "group": group}) for group in (row["group"], "ms-swift-v2-tuner-benchmark")
+    )
+    assert twice["samples_per_s"] == pytest.approx(once["samples_per_s"] / 2)
+    assert twice["step_s"] == pytest.approx(once["step_s"])
