@@ -315,6 +315,8 @@ def measure(spot: Bench, point: Point, timeout_s: float) -> dict[str, Any]:
         except Left as why:
             return {**line, "status": "left-out", "why": str(why), "seconds": time.monotonic() - began}
         line |= _outcome(folder, ended)
+        if line["status"] == "failed":
+            shutil.copy(folder / engine.LOG, spot.work / f"{point.id}.log")
     return {**line, "seconds": time.monotonic() - began}
 
 
@@ -344,7 +346,7 @@ def _train(spot: Bench, point: Point, plan: Plan, folder: Path, timeout_s: float
         )
     (folder / "autoswift").mkdir()
     job = {
-        "model": str(spot.work / f"{point.model}-{spot.device}"),
+        "folder": str(spot.work / f"{point.model}-{spot.device}"),
         "telemetry": str(folder / "autoswift" / "telemetry-0.jsonl"),
         "output": str(folder / "trainer"),
         "device": spot.device,

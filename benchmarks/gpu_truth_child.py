@@ -123,7 +123,7 @@ def _model(job: dict[str, Any]) -> Any:
         )
     on_card = job["device"] == "cuda" and not job["deepspeed"]
     model = AutoModelForCausalLM.from_pretrained(
-        job["model"],
+        job["folder"],
         dtype=torch.bfloat16,
         quantization_config=quantised,
         device_map={"": 0} if on_card else None,
