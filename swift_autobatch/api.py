@@ -15,10 +15,11 @@ from typing import Any
 
 from swift_autobatch import (
     ask,
+    calibration,
     checkpoints,
     committed,
     doctor,
-    gate,
+    proving,
     receipt,
     recovery,
     rehearse,
@@ -26,6 +27,7 @@ from swift_autobatch import (
     tracing,
     whatif,
 )
+from swift_autobatch import scan as scanning
 from swift_autobatch.errors import GateError, InputError, MachineError, NothingFitsError, TrainingError, UsageError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.card import dump_card, read_card
@@ -55,6 +57,7 @@ from swift_autobatch.records import (
     Plan,
     Probes,
     Request,
+    Row,
     Run,
     Sourced,
     Strategy,
@@ -83,6 +86,15 @@ class RehearsalOutcome:
 
     rehearsal: rehearse.Rehearsal
     verdict: Verdict
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanOutcome:
+    """What ``dry-run --scan`` measured and where it is kept."""
+
+    plan: Plan
+    points: tuple[scanning.Point, ...]
     folder: Path
 
 
@@ -287,8 +299,7 @@ def dry_run(request: Request, env: Environment, progress: Progress | None = None
     """The gate alone: the real command on the costliest rows, for two optimizer steps."""
     progress = progress or Silent()
     asked, decided = _plan_here(request, env, progress)
-    folder, artefacts = _prepare(decided, asked, env)
-    verdict = _gate(decided, artefacts, folder, request, env, progress)
+    decided, folder, _, verdict = _prove(decided, asked, env, progress)
     kept = receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None)
     if verdict.verdict == "pass":
         committed.save(decided, asked, env, progress, (verdict.measured, "dry run"))
@@ -321,7 +332,7 @@ def rehearsed(
     render.write(artefacts.files, folder / "autoswift")
     count = made.plan.candidate.world
     progress.stage(f"rehearsal: the real command on {count} CPU process{'es' if count > 1 else ''}, in small")
-    verdict = _run_gate(made.plan, artefacts, folder, request, env, progress, "rehearsal")
+    verdict = proving.run_once(made.plan, artefacts, folder, request, env, progress, "rehearsal")
     outcome = RehearsalOutcome(rehearsal=made, verdict=verdict, folder=folder)
     render.write_file(folder / "autoswift" / "rehearsal.json", render.to_json(rehearsal_json(outcome)))
     return outcome
@@ -349,6 +360,31 @@ def rehearsal_json(found: RehearsalOutcome) -> dict[str, Any]:
     }
 
 
+def scan(request: Request, env: Environment, progress: Progress | None = None) -> ScanOutcome:
+    """Measures the plan with accumulation 8, 16, 32 and with other micro batches: one engine run a point.
+
+    Raises:
+        GateError: no point holds.
+    """
+    progress = progress or Silent()
+    asked, decided = _plan_here(request, env, progress)
+    folder, _ = _prepare(decided, asked, env)
+    points = scanning.scan(decided, folder, asked=asked, table=strategies(env), env=env, progress=progress)
+    if not any(point.code == "pass" for point in points):
+        raise GateError(
+            f"none of {len(points)} points of the scan holds: {points[0].text}",
+            where=str(folder / "autoswift" / "scan.json"),
+            figures=tuple(f"micro batch {p.micro_batch} x {p.accumulation}: {p.code}" for p in points),
+            hints=("autoswift dry-run plans around what was measured",),
+        )
+    return ScanOutcome(plan=decided, points=points, folder=folder)
+
+
+def scan_json(found: ScanOutcome) -> Mapping[str, Any]:
+    """A scan as ``autoswift.scan/1``."""
+    return scanning.scan_json(found.plan, found.points)
+
+
 def sft(request: Request, env: Environment, progress: Progress | None = None) -> SftOutcome:
     """The whole road. After a refusal by the gate nothing is launched.
 
@@ -359,10 +395,11 @@ def sft(request: Request, env: Environment, progress: Progress | None = None) ->
     progress = progress or Silent()
     asked, decided = _plan_here(request, env, progress)
     _needs_disk(decided, asked, Path(env.cwd, asked.output_dir.value or "output"))
-    folder, artefacts = _prepare(decided, asked, env)
     verdict = None
-    if not request.skip_dry_run:
-        verdict = _gate(decided, artefacts, folder, request, env, progress)
+    if request.skip_dry_run:
+        folder, artefacts = _prepare(decided, asked, env)
+    else:
+        decided, folder, artefacts, verdict = _prove(decided, asked, env, progress)
         if verdict.verdict != "pass":
             receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None)
             raise gate_error(verdict)
@@ -440,8 +477,14 @@ def read_facts(
         )
     cut = asked.pins.get("truncation_strategy")
     cuts_rows = cut is not None and cut.value in ("left", "right")
-    traces = tracing.known(model, asked, env)
-    return asked, Facts(machine=found, model=model, data=data, cuts_rows=cuts_rows, footprints=traces)
+    return asked, Facts(
+        machine=found,
+        model=model,
+        data=data,
+        cuts_rows=cuts_rows,
+        footprints=tracing.known(model, asked, env),
+        calibration=calibration.read(env, found.machine_class),
+    )
 
 
 def _read_data(asked: Request, model: ModelFacts, env: Environment, progress: Progress, *, full: bool) -> DataFacts:
@@ -547,11 +590,17 @@ def _needs_disk(decided: Plan, request: Request, folder: Path) -> None:
         )
 
 
-def _prepare(decided: Plan, request: Request, env: Environment) -> tuple[Path, Artefacts]:
-    """Makes the run folder ``<output_dir>/<time>-<plan8>/`` and writes the files that belong to the job."""
+def _prepare(decided: Plan, request: Request, env: Environment, before: Path | None = None) -> tuple[Path, Artefacts]:
+    """Makes the run folder ``<output_dir>/<time>-<plan8>/`` and writes the files that belong to the job.
+
+    Args:
+        before: the folder of another plan, whose place this one takes; its dry runs stay.
+    """
     folder = _run_folder(decided, request, env, decided.digest[:8])
+    if before is not None:
+        before.rename(folder)
     artefacts = render.render(decided)
-    render.write(_files(decided, request, artefacts), folder / "autoswift")
+    render.write(_files(decided, request, artefacts), folder / "autoswift", force=before is not None)
     return folder, artefacts
 
 
@@ -579,35 +628,34 @@ def _files(decided: Plan, asked: Request, artefacts: Artefacts) -> Mapping[str, 
     }
 
 
-def _gate(
-    decided: Plan, artefacts: Artefacts, folder: Path, request: Request, env: Environment, progress: Progress
-) -> Verdict:
-    rows = decided.facts.data.costliest[:1]
-    longest = f", the longest has {rows[0].tokens} tokens ({Path(rows[0].file).name}:{rows[0].line})" if rows else ""
-    progress.stage(f"dry run: the real command on the costliest rows{longest}")
-    return _run_gate(decided, artefacts, folder, request, env, progress, "dry run")
+def _prove(
+    decided: Plan, asked: Request, env: Environment, progress: Progress
+) -> tuple[Plan, Path, Artefacts, Verdict]:
+    """The plan that the dry runs end with, its folder and files, and the verdict on it."""
 
+    def write(plan: Plan, before: Path | None) -> proving.Written:
+        folder, artefacts = _prepare(plan, asked, env, before)
+        return proving.Written(plan=plan, folder=folder, artefacts=artefacts)
 
-def _run_gate(
-    decided: Plan,
-    artefacts: Artefacts,
-    folder: Path,
-    request: Request,
-    env: Environment,
-    progress: Progress,
-    what: str,
-) -> Verdict:
-    verdict = gate.run_gate(
-        decided,
-        artefacts,
-        root=Path(env.cwd),
-        run=folder,
+    proved = proving.prove(
+        write(decided, None),
+        asked=asked,
+        table=strategies(env),
         env=env,
-        timeout_s=request.gate_timeout_s.value,
+        write=write,
         progress=progress,
+        val_rows=_val_rows(decided, asked, env, progress),
     )
-    progress.stage(f"{what}: {verdict.verdict}: {verdict.reason.text} ({show_seconds(verdict.seconds)})")
-    return verdict
+    return proved.written.plan, proved.written.folder, proved.written.artefacts, proved.verdict
+
+
+def _val_rows(decided: Plan, asked: Request, env: Environment, progress: Progress) -> tuple[Row, ...]:
+    """The dearest rows of a validation set, which may be longer than any that is trained on."""
+    named = asked.pins.get("val_dataset")
+    if named is None:
+        return ()
+    paths = (named.value,) if isinstance(named.value, str) else named.value
+    return read_dataset(paths, decided.facts.model, env, system=None, progress=progress, pins=asked.pins).costliest
 
 
 def _predicted_s(decided: Plan) -> float:

@@ -137,6 +137,11 @@ def observed(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return next((row for row in rows if row.get("event") == "observed"), None)
 
 
+def imports_bytes(rows: Iterable[Mapping[str, Any]]) -> int | None:
+    """Resident bytes of the largest rank when the engine was imported and no model was loaded."""
+    return _largest((row for row in rows if row.get("event") == "imports"), "rss_bytes")
+
+
 def last_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """The last row of each rank, in the order of ranks."""
     last = {int(row["rank"]): row for row in rows}

@@ -146,6 +146,9 @@ def _measured(phases: Iterable[Measured], steps: tuple[Step, ...]) -> dict[str, 
                 "driver_bytes": phase.driver_bytes,
                 "rss_bytes": phase.rss_bytes,
                 "rss_sum_bytes": phase.rss_sum_bytes,
+                "pinned_bytes": phase.pinned_bytes,
+                "shm_bytes": phase.shm_bytes,
+                "cgroup_bytes": phase.cgroup_bytes,
                 "step_s": phase.seconds,
             }
             for phase in phases
@@ -165,18 +168,14 @@ def _finite(value: float | None) -> float | str | None:
 def _tries(folder: Path, verdict: Verdict | None) -> list[dict[str, Any]]:
     if verdict is None:
         return []
-    decided = Path(verdict.folder)
-    numbers = sorted(
-        (path for path in decided.parent.glob("*") if path.name.isdigit()), key=lambda path: int(path.name)
-    )
     return [
         {
-            "folder": _relative(path, folder),
-            "code": verdict.reason.code if path == decided else "port",  # the only reason to try again
-            "seconds": round(verdict.seconds, 3) if path == decided else None,
-            "child_exit": verdict.child_exit if path == decided else None,
+            "folder": _relative(Path(one.folder), folder),
+            "code": one.reason.code,
+            "seconds": round(one.seconds, 3),
+            "child_exit": one.child_exit,
         }
-        for path in (numbers or [decided])
+        for one in (*verdict.earlier, verdict)
     ]
 
 

@@ -121,6 +121,7 @@ class Request:
     gate_timeout_s: Sourced[float]
     on_failure: Literal["resume", "replan", "stop"] = "resume"  # what follows a training that died
     stall_timeout_s: float = 1800.0  # seconds of silence after which a training counts as hung
+    tries: int = 3  # dry runs at most: the plan is made again from what the one before measured
     recipe: Recipe | None = None
     overrides: tuple[Sourced[str], ...] = ()  # names that a flag or variable sets otherwise than the recipe
     prefer: Sourced[str] = field(default_factory=lambda: Sourced(value="auto", source="default"))  # PREFERENCES
@@ -358,6 +359,7 @@ class Facts:
     data: DataFacts
     cuts_rows: bool = False  # --truncation_strategy left or right: long rows are cut instead of dropped
     footprints: Mapping[FootprintKey, Footprint] = field(default_factory=dict)  # what was traced of this model
+    calibration: Mapping[str, float] = field(default_factory=dict)  # coefficients that this machine class has measured
 
 
 # -------------------------------------------------------------------------------------------------- candidate
@@ -725,6 +727,9 @@ class Verdict:
     folder: str
     rows: tuple[Row, ...]  # the rows it trained on
     checkpoint_bytes: int | None = None  # of the one it wrote; None: it wrote none
+    imports_bytes: int | None = None  # resident bytes of the largest rank before it loaded a model
+    oom: Mapping[str, int] = field(default_factory=dict)  # bytes by name, as the allocator's last words have them
+    earlier: tuple[Verdict, ...] = ()  # of the tries before this one, oldest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

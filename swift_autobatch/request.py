@@ -28,6 +28,7 @@ INTERNAL = frozenset({"AUTOSWIFT_JOB", "AUTOSWIFT_TELEMETRY_DIR", "AUTOSWIFT_SIM
 DEFAULT_GLOBAL_BATCH = 16
 DEFAULT_STALL_TIMEOUT_S = 1800.0  # a silent download or compilation before the first step; NCCL itself waits 600
 ON_FAILURE = ("resume", "replan", "stop")
+DEFAULT_TRIES = 3
 DEFAULT_GATE_TIMEOUT_S = 1800.0  # loading a 70B model from a network disk takes a quarter of an hour
 PARALLEL_METHODS = ("auto", "deepspeed", "fsdp", "megatron", "none")
 PREFERENCES = ("auto", "speed", "quality", "memory", "fewest-gpus")
@@ -136,6 +137,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "gate_timeout": Option(default=DEFAULT_GATE_TIMEOUT_S, parse=_seconds),
         "on_failure": Option(default="resume", parse=_one_of(ON_FAILURE)),
         "stall_timeout": Option(default=DEFAULT_STALL_TIMEOUT_S, parse=_seconds),
+        "tries": Option(default=DEFAULT_TRIES, parse=_whole),
         "skip_dry_run": Option(default=False, parse=_yes, is_switch=True),
         "trace": Option(default=False, parse=_yes, is_switch=True),
         "no_ask": Option(default=False, parse=_yes, is_switch=True),
@@ -308,6 +310,7 @@ def build_request(
         hardware_file=_ours("hardware", settings),
         output_dir=_ours("output_dir", settings),
         gate_timeout_s=_ours("gate_timeout", settings),
+        tries=_ours("tries", settings).value,
         recipe=recipe,
         overrides=() if recipe is None else _overrides(below, above),
         locked=locked,

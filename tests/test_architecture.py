@@ -22,7 +22,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"planner", "worth", "shortfall", "search", "refusal", "reasons"}),
     frozenset({"render", "decision", "whatif", "sweep", "buying"}),
     frozenset({"gate", "engine", "engine_log", "telemetry", "adopt"}),
-    frozenset({"run", "receipt", "ask", "committed", "tracing", "rehearse", "recovery", "alarms", "checkpoint_files"}),
+    frozenset(
+        {"run", "receipt", "ask", "committed", "tracing", "rehearse", "recovery", "alarms", "checkpoint_files"}
+        | {"calibration", "proving", "scan"}
+    ),
     frozenset({"api", "review"}),
     frozenset({"explore", "plot"}),
     frozenset({"cli"}),

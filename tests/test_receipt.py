@@ -123,9 +123,10 @@ def test_a_skipped_dry_run_and_a_failed_training_are_said(tmp_path: Path) -> Non
 
 def test_every_try_is_listed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    for number in (1, 2):
-        (folder / "autoswift/gate" / str(number)).mkdir(parents=True)
-    built = receipt.build(jobs.plan(tmp_path), folder=folder, verdict=verdict(folder, number=2), run=None)
+    before = verdict(folder, number=1)
+    before = replace(before, reason=replace(before.reason, code="port"))
+    last = replace(verdict(folder, number=2), earlier=(before,))
+    built = receipt.build(jobs.plan(tmp_path), folder=folder, verdict=last, run=None)
     assert [(item["folder"], item["code"]) for item in built["tries"]] == [
         ("autoswift/gate/1", "port"),
         ("autoswift/gate/2", "pass"),

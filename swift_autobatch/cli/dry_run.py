@@ -11,6 +11,7 @@ from swift_autobatch.cli.options import EngineCommand, planning, print_json, pro
 
 @click.command("dry-run", cls=EngineCommand)
 @planning
+@click.option("--scan", is_flag=True, help="Measure accumulation 8, 16, 32 and other micro batches; print the table.")
 def command(**params: Any) -> None:
     """Run the gate alone: real steps of the real command on the costliest rows.
 
@@ -20,6 +21,13 @@ def command(**params: Any) -> None:
     from swift_autobatch import api
     from swift_autobatch.cli import show_run, text
 
+    if params["scan"]:
+        measured = api.scan(request, env, progress_of(params))
+        if params["as_json"]:
+            print_json(api.scan_json(measured))
+        else:
+            text.page(show_run.scan(measured.plan, measured.points, str(measured.folder)))
+        return
     outcome = api.dry_run(request, env, progress_of(params))
     if params["as_json"]:
         print_json(outcome.receipt)

@@ -33,6 +33,7 @@ PLANNING: tuple[tuple[str, str | None, str], ...] = (
     ("--gate-timeout", "SECONDS", "Give up on the dry run after this long. Default: 1800."),
     ("--on-failure", "WHAT", "After a death in training: resume, replan or stop (docs/run.md). Default: resume."),
     ("--stall-timeout", "SECONDS", "Training that says nothing for this long counts as hung. Default: 1800."),
+    ("--tries", "N", "Dry runs at most; after one that ran out of memory the plan is made again. Default: 3."),
     ("--skip-dry-run", None, "Train without proving the plan first."),
     ("--trace", None, "Trace a model that nothing is known of, 10 to 20 s once. sft and dry-run always do, for a GPU."),
     ("--no-ask", None, "Do not ask the trained model who it is."),

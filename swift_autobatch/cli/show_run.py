@@ -9,6 +9,7 @@ from swift_autobatch.cli.show import device
 from swift_autobatch.cli.text import joined, section
 from swift_autobatch.gate.postmortem import Postmortem
 from swift_autobatch.records import Answer, Measured, Plan, Run, Verdict
+from swift_autobatch.scan import Point
 from swift_autobatch.units import show_gib, show_seconds
 
 
@@ -32,6 +33,46 @@ def verdict(decided: Plan, found: Verdict, folder: str, *, columns: int | None =
             text.wrapped(f"kept in {folder}", columns, "  ", ""),
         ]
     )
+
+
+def scan(decided: Plan, points: Sequence[Point], folder: str, *, columns: int | None = None) -> list[str]:
+    """The table of a scan, the fastest point that holds named below it."""
+    columns = columns or text.width()
+    body = [
+        [
+            str(one.micro_batch),
+            str(one.accumulation),
+            str(one.effective_batch),
+            _size(one.predicted_bytes),
+            _size(one.measured_bytes),
+            show_seconds(one.step_s) if one.step_s is not None else "-",
+            _number(one.rows_per_s),
+            one.code,
+        ]
+        for one in points
+    ]
+    heads = ["micro batch", "accum.", "batch", f"a {device(decided)}", "measured", "step", "rows/s", ""]
+    held = [one for one in points if one.code == "pass" and one.rows_per_s is not None]
+    best = max(held, key=lambda one: one.rows_per_s or 0.0, default=None)
+    words = "nothing was measured"
+    if best is not None:
+        words = (
+            f"fastest: --per_device_train_batch_size {best.micro_batch} --gradient_accumulation_steps "
+            f"{best.accumulation}, on the costliest rows"
+        )
+    refused = [f"{one.micro_batch} x {one.accumulation}: {one.text}" for one in points if one.code != "pass"]
+    return joined(
+        [
+            section("Measured, two optimizer steps each", text.table(heads, body)),
+            section("Not measured, or refused", text.bullets(refused, columns)),
+            text.wrapped(words, columns, "  ", ""),
+            text.wrapped(f"kept in {folder}", columns, "  ", ""),
+        ]
+    )
+
+
+def _size(size: int | None) -> str:
+    return "-" if size is None else show_gib(size)
 
 
 def _number(value: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swift_autobatch import engine, render
@@ -11,9 +11,10 @@ from swift_autobatch.engine_log import row_of_line
 from swift_autobatch.errors import InputError
 from swift_autobatch.gate import probe
 from swift_autobatch.gate.evidence import collect
+from swift_autobatch.gate.postmortem import read_oom
 from swift_autobatch.gate.verdict import judge
 from swift_autobatch.progress import Progress, Silent
-from swift_autobatch.records import Artefacts, Environment, Plan, Reason, Row, Verdict
+from swift_autobatch.records import Artefacts, Environment, Plan, Reason, Row, Verdict, replace
 
 
 def run_gate(
@@ -24,8 +25,8 @@ def run_gate(
     run: Path,
     env: Environment,
     timeout_s: float,
-    try_number: int = 1,
     val_rows: Sequence[Row] = (),
+    whole_steps: bool = False,
     progress: Progress | None = None,
 ) -> Verdict:
     """Trains the job's own command on the costliest rows for two optimizer steps (four in fp16) and judges.
@@ -35,9 +36,10 @@ def run_gate(
 
     Args:
         root: the project folder, in which the engine runs.
-        run: the job's run folder; the dry run lives in ``autoswift/gate/<try_number>/`` below it.
+        run: the job's run folder; the dry run lives in the next free ``autoswift/gate/<n>/`` below it.
         timeout_s: wall-clock seconds for the whole dry run, imports and loading included.
         val_rows: the dearest rows of the validation set, dearest first; empty: training rows stand for them.
+        whole_steps: accumulate as often as the job does, for the time of a step; else twice at most.
 
     Returns:
         A verdict; a port that was taken meanwhile is tried once more with another one.
@@ -47,12 +49,35 @@ def run_gate(
         Interrupted: a signal asked us to stop.
     """
     progress = progress or Silent()
-    folder = run / "autoswift" / "gate" / str(try_number)
+
+    def once() -> Verdict:
+        return _try(plan, artefacts, root, run, env, timeout_s, val_rows, whole_steps, progress)
+
+    verdict = once()
+    if verdict.reason.code == "port" and "MASTER_PORT" not in env.variables:
+        progress.stage("the port was taken meanwhile: once more with another one")
+        verdict = replace(once(), earlier=(verdict,))
+    return verdict
+
+
+def _try(
+    plan: Plan,
+    artefacts: Artefacts,
+    root: Path,
+    run: Path,
+    env: Environment,
+    timeout_s: float,
+    val_rows: Sequence[Row],
+    whole: bool,
+    progress: Progress,
+) -> Verdict:
+    """One run of the engine, judged."""
+    folder = _next(run / "autoswift" / "gate")
     try:
-        rows = probe.probe_rows(plan)
+        rows = probe.probe_rows(plan, whole=whole)
     except InputError as error:
         return _untried(folder, Reason(code="rows-dropped", text=error.what, hints=error.hints))
-    probing = probe.probe_artefacts(plan, artefacts)
+    probing = probe.probe_artefacts(plan, artefacts, whole=whole)
     render.write(probing.files, folder / "autoswift")
     render.write_file(folder / probe.PROBE_FILE, probe.probe_text(rows))
     phases = probe.probe_phases(plan)
@@ -72,25 +97,12 @@ def run_gate(
         folder,
         child,
         rows=len(rows),
-        planned_steps=probe.probe_steps(plan),
-        planned_accumulation=probe.probe_accumulation(plan),
+        planned_steps=probe.probe_steps(plan, whole=whole),
+        planned_accumulation=probe.probe_accumulation(plan, whole=whole),
         planned_phases=phases,
     )
     saved = _sweep(folder)
     word, reason = judge(evidence, plan)
-    if reason.code == "port" and try_number == 1 and "MASTER_PORT" not in env.variables:
-        progress.stage("the port was taken meanwhile: once more with another one")
-        return run_gate(
-            plan,
-            artefacts,
-            root=root,
-            run=run,
-            env=env,
-            timeout_s=timeout_s,
-            try_number=2,
-            val_rows=val_rows,
-            progress=progress,
-        )
     return Verdict(
         verdict=word,
         reason=reason,
@@ -101,7 +113,23 @@ def run_gate(
         folder=str(folder),
         rows=rows[-plan.candidate.micro_batch * plan.candidate.dp :],
         checkpoint_bytes=saved,
+        imports_bytes=evidence.imports_bytes,
+        oom=_said(evidence.log.oom),
     )
+
+
+def _next(gate: Path) -> Path:
+    """The folder of the next try: ``1``, ``2`` ..."""
+    return gate / str(1 + max((int(path.name) for path in gate.glob("*") if path.name.isdigit()), default=0))
+
+
+def _said(oom: str | None) -> Mapping[str, int]:
+    """The allocator's figures out of its last words."""
+    if oom is None:
+        return {}
+    found = read_oom(oom)
+    named = {name: getattr(found, name) for name in ("asked_bytes", "card_bytes", "allocated_bytes", "idle_bytes")}
+    return {name: size for name, size in named.items() if size is not None}
 
 
 def _sweep(folder: Path) -> int | None:

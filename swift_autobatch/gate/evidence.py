@@ -28,6 +28,7 @@ class Evidence:
     measured: tuple[Measured, ...]
     effective: Mapping[str, Any] | None
     observed: Mapping[str, Any] | None  # what came out of the first forward pass
+    imports_bytes: int | None  # resident, of the largest rank, before it loaded a model
     last: tuple[Mapping[str, Any], ...]  # the last row of each rank's telemetry
     supervised_tokens: int | None  # in all steps, over all ranks; None: not counted
     phase: Phase | None  # where the job was when the telemetry ends; None: before a trainer existed
@@ -59,6 +60,7 @@ def collect(
         measured=engine_log.measured(telemetry),
         effective=engine_log.effective(telemetry),
         observed=engine_log.observed(telemetry),
+        imports_bytes=engine_log.imports_bytes(telemetry),
         last=engine_log.last_rows(telemetry),
         supervised_tokens=engine_log.supervised_tokens(telemetry),
         phase=engine_log.last_phase(telemetry),

@@ -40,11 +40,11 @@ _LEFT_OUT = (
 _FLAG = re.compile(r"--[A-Za-z_]\w*")
 
 
-def probe_steps(plan: Plan) -> int:
+def probe_steps(plan: Plan, *, whole: bool = False) -> int:
     """Optimizer steps of the dry run: after the first one every kind of costliest batch is met."""
     fp16 = plan.candidate.torch_dtype == "float16" and plan.candidate.device == "gpu"
     kinds = len(_kinds(plan, _usable(plan)))
-    return max(STEPS_FP16 if fp16 else STEPS, 1 + -(-kinds // probe_accumulation(plan)))
+    return max(STEPS_FP16 if fp16 else STEPS, 1 + -(-kinds // probe_accumulation(plan, whole=whole)))
 
 
 def probe_phases(plan: Plan) -> tuple[Phase, ...]:
@@ -72,12 +72,12 @@ def _said(plan: Plan, flag: str) -> str | None:
     return found.value if isinstance(found.value, str) else " ".join(found.value)
 
 
-def probe_accumulation(plan: Plan) -> int:
-    """Micro batches per step of the dry run: 2 when the job accumulates, else 1."""
-    return min(plan.candidate.accumulation, ACCUMULATION)
+def probe_accumulation(plan: Plan, *, whole: bool = False) -> int:
+    """Micro batches per step of the dry run: 2 when the job accumulates, else 1; ``whole``: the job's own."""
+    return plan.candidate.accumulation if whole else min(plan.candidate.accumulation, ACCUMULATION)
 
 
-def probe_rows(plan: Plan) -> tuple[Row, ...]:
+def probe_rows(plan: Plan, *, whole: bool = False) -> tuple[Row, ...]:
     """The costliest batches of the dataset, laid out so that every rank meets each of them.
 
     A rank's micro batch is the dearest rows there are: by tokens, and where those are others also by supervised tokens
@@ -100,7 +100,7 @@ def probe_rows(plan: Plan) -> tuple[Row, ...]:
             where="--max_length",
             hints=(f"--max_length {shortest}", "--truncation_strategy left keeps such rows, cut"),
         )
-    times = probe_steps(plan) * probe_accumulation(plan)
+    times = probe_steps(plan, whole=whole) * probe_accumulation(plan, whole=whole)
     if candidate.packing:
         return _packed(usable, candidate.max_length) * (times * candidate.micro_batch * candidate.dp) + usable[:1]
     kinds = _kinds(plan, usable)
@@ -177,19 +177,19 @@ def probe_text(rows: Sequence[Row]) -> str:
     return "".join(json.dumps(dict(row.record), ensure_ascii=False) + "\n" for row in rows)
 
 
-def probe_artefacts(plan: Plan, artefacts: Artefacts) -> Artefacts:
+def probe_artefacts(plan: Plan, artefacts: Artefacts, *, whole: bool = False) -> Artefacts:
     """The dry run's command: the job's own, with only what makes it short and strict changed.
 
     It evaluates and saves once, after its last step, where the job does so at all, and reads what it saved.
     """
     flags = {name: values for name, values in split_argv(artefacts.argv).items() if name not in _LEFT_OUT}
-    phases, steps = probe_phases(plan), str(probe_steps(plan))
+    phases, steps = probe_phases(plan), str(probe_steps(plan, whole=whole))
     overrides: dict[str, tuple[str, ...]] = {
         "dataset": (f"$RUN/{PROBE_FILE}",),
         "output_dir": ("$RUN",),
         "add_version": ("false",),
         "max_steps": (steps,),
-        "gradient_accumulation_steps": (str(probe_accumulation(plan)),),
+        "gradient_accumulation_steps": (str(probe_accumulation(plan, whole=whole)),),
         "dataset_shuffle": ("false",),
         "train_dataloader_shuffle": ("false",),
         "split_dataset_ratio": ("0",),

@@ -30,7 +30,8 @@ def predict(
         facts: machine, model and data; where ``facts.footprints`` has the candidate's variant (one device a model,
             or its states sharded), what passes in a step is the trace's, else the closed form's.
         candidate: every knob fixed.
-        calibration: coefficients of data/coefficients.yaml and speed.yaml that this machine has measured, by name.
+        calibration: coefficients of data/coefficients.yaml and speed.yaml that this machine has measured, by name;
+            None: those of ``facts``.
         engine: facts on another engine than the one that autoswift runs, for published figures.
 
     Returns:
@@ -228,6 +229,8 @@ def _assumptions(work: Job) -> tuple[str, ...]:
         if resume > HOST_SHARE * machine.host.ram_budget_bytes:
             notes.append(f"resuming from a checkpoint would need {show_gib(resume, 0)} of host RAM, more than there is")
     notes.append(_width(work))
+    if constants := sorted(name for name in work.facts.calibration if ":" not in name):
+        notes.append(f"measured on this class of machine: {', '.join(constants)}")
     notes.extend(_uncounted(work))
     if work.facts.data.media_rows and not work.facts.data.mean_image_tokens:
         notes.append("rows hold images, video or audio whose tokens are not counted: real steps are slower")

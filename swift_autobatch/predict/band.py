@@ -1,7 +1,8 @@
 """The width of a prediction: p50 to p99 of what does not last, by kind of configuration.
 
 A kind is tuner x sharding x offload x how the tensors were counted. The figures come from published runs
-(data/residuals.yaml); receipts of this machine replace them (``calibration={"moving_p99": ...}``).
+(data/residuals.yaml); what this machine has measured replaces them, for one kind
+(``calibration={"moving_p99:lora-whole-closed-form": ...}``) or for all (``moving_p99``).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def band(candidate: Candidate, calibration: Mapping[str, float] | None) -> Band:
     row = found.get(kind)
     if row is None:
         kind, row = "all", found["all"]
-    measured = (calibration or {}).get(CALIBRATED)
+    ours = calibration or {}
+    measured = ours.get(f"{CALIBRATED}:{kind_of(candidate)}", ours.get(CALIBRATED))
     if measured is not None:
         return Band(p99=max(1.0, measured), runs=0, kind="this machine")
     return Band(p99=max(1.0, row.p99), runs=row.runs, kind=kind)

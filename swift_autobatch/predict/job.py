@@ -57,7 +57,7 @@ def check_calibration(calibration: Mapping[str, float] | None) -> None:
             and not the width of the band either.
     """
     known = {*tables.coefficients(), *tables.coefficients("speed"), CALIBRATED}
-    unknown = sorted(set(calibration or ()) - known)
+    unknown = sorted(name for name in calibration or () if name.partition(":")[0] not in known)
     if unknown:
         hints = tuple(f"did you mean {name}?" for name in near(unknown[0], sorted(known)))
         raise InputError(f"unknown coefficient {unknown[0]!r}", where="calibration", hints=hints)
@@ -225,6 +225,7 @@ def job(
     Raises:
         InputError: ``calibration`` names an unknown coefficient.
     """
+    calibration = facts.calibration if calibration is None else calibration
     check_calibration(calibration)
     effective = _as_engine_does(effective, engine)
     counts = shape(facts.model)

@@ -63,6 +63,7 @@ def evidence(log: str = "", **changes: Any) -> Evidence:
         "measured": (measured(),),
         "effective": EFFECTIVE,
         "observed": {"logits_rows": 30, "logits_dtype": "float32", "row_tokens": 77, "needed_rows": 30},
+        "imports_bytes": None,
         "last": (),
         "supervised_tokens": 400,
         "phase": "steady",
