@@ -11,7 +11,7 @@ from swift_autobatch.engine_log import row_of_line
 from swift_autobatch.errors import InputError
 from swift_autobatch.gate import probe
 from swift_autobatch.gate.evidence import collect
-from swift_autobatch.gate.postmortem import read_oom
+from swift_autobatch.gate.oom import read_oom
 from swift_autobatch.gate.verdict import judge
 from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import Artefacts, Environment, Plan, Reason, Row, Verdict, replace

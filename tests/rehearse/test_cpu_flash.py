@@ -1,4 +1,4 @@
-"""The stand-in for FlashAttention's two functions: beside softmax written out, in a child process."""
+"""The stand-in for FlashAttention's two functions computes attention: beside softmax written out, in a child."""
 
 from __future__ import annotations
 
