@@ -28,6 +28,10 @@ OWNED: Mapping[str, str] = {
     "hub_token": "it would be written into run.sh, recipes and receipts; set MODELSCOPE_API_TOKEN or HF_TOKEN instead",
 }
 
+# Flags to which an empty text says something: no system prompt, nothing before the answer. Behind any other flag it is a
+# variable that the shell found unset (--dataset "$DATA"), and would stand for the current folder or for a default.
+EMPTY_MEANS = frozenset({"system", "response_prefix"})
+
 # Values that a person writes in good faith and the engine rejects only after loading the model.
 BETTER_VALUES: Mapping[tuple[str, str], str] = {
     ("tuner_type", "qlora"): "--tuner_type lora --quant_method bnb --quant_bits 4",
@@ -229,10 +233,12 @@ def check(flag: Flag, values: Sequence[str], where: str) -> Value:
         One string, or a tuple for a flag that takes many; booleans normalised.
 
     Raises:
-        UsageError: no value, too many, the wrong type, not one of the choices.
+        UsageError: no value, an empty one, too many, the wrong type, not one of the choices.
     """
     if not values:
         raise UsageError(f"--{flag.name} needs a value", where=where, hints=(_example(flag),))
+    if flag.name not in EMPTY_MEANS and not all(value.strip() for value in values):
+        raise is_empty(f"--{flag.name}", where)
     if len(values) > 1 and not flag.many:
         raise UsageError(
             f"--{flag.name} takes one value, not {len(values)}: {' '.join(values)}",
@@ -241,6 +247,12 @@ def check(flag: Flag, values: Sequence[str], where: str) -> Value:
         )
     checked = tuple(_one(flag, value, where) for value in values)
     return checked if flag.many else checked[0]
+
+
+def is_empty(name: str, where: str) -> UsageError:
+    """The refusal of an empty text; ``name`` as it is typed."""
+    hint = f"a shell variable that is not set gives one: set it, or leave {name} out"
+    return UsageError(f"{name} is given an empty value", where=where, hints=(hint,))
 
 
 def _one(flag: Flag, value: str, where: str) -> str:

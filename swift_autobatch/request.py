@@ -105,7 +105,7 @@ def _yes(name: str, text: str, where: str) -> bool:
 
 def _text(name: str, text: str, where: str) -> str:
     if not text.strip():
-        raise UsageError(f"--{name} needs a value", where=where)
+        raise engine_flags.is_empty(f"--{name}", where)
     return text
 
 

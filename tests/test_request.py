@@ -95,6 +95,8 @@ def test_model_dataset_and_output_dir_fill_their_own_fields() -> None:
         ("--global 4", "abbreviation", "--global-batch"),
         ("--max_length 1 --max-length 2", "given twice", "one of them"),
         ("--max_length", "needs a value", "--max_length"),
+        ("--dataset ''", "is given an empty value", "--dataset"),
+        ("--model=", "is given an empty value", "--model"),
         ("--dataset", "needs a value", "--dataset"),
         ("--max_length 1 2", "takes one value", "quotes"),
         ("--max_length x", "needs a whole number", "--max_length"),

@@ -37,6 +37,7 @@ def run(command: click.Command, argv: Sequence[str]) -> int:
     """Runs a click command and turns whatever it raises into an exit code."""
     verbose = verbosity(argv) >= 2
     try:
+        _refuse_empty(argv)
         result = command.main(args=list(argv), prog_name="autoswift", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -60,6 +61,27 @@ def run(command: click.Command, argv: Sequence[str]) -> int:
         return SIGPIPE_EXIT
     except Exception as error:
         return _report_bug(error, verbose)
+
+
+def _refuse_empty(argv: Sequence[str]) -> None:
+    """Refuses an empty word, which a path would take for the current folder.
+
+    Raises:
+        UsageError: with the option, or the word, that it follows.
+    """
+    for before, word in zip(("autoswift", *argv), argv, strict=False):
+        name, equals, value = word.partition("=")
+        is_assigned = bool(equals) and name.startswith("--") and not value.strip()
+        if word.strip() and not is_assigned:
+            continue
+        from swift_autobatch.engine_flags import EMPTY_MEANS, is_empty
+
+        option = name if is_assigned else before
+        if not option.startswith("-"):
+            hint = "a shell variable that is not set gives one: set it, or leave it out"
+            raise UsageError(f"the word after {option!r} is empty", where="the command line", hints=(hint,))
+        if option.removeprefix("--").replace("-", "_") not in EMPTY_MEANS:
+            raise is_empty(option, option)
 
 
 def from_click(error: click.UsageError) -> UsageError:

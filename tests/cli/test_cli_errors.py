@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -168,3 +169,49 @@ def test_usage_errors_load_no_stage(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with pytest.raises(SystemExit):
         main(["plan", "--sft_type", "lora"])
     assert "swift_autobatch.api" not in sys.modules
+
+
+EMPTY = [
+    (("plan", "--dataset", ""), "--dataset is given an empty value"),
+    (("sft", "--model=", "--dataset", "rows.jsonl"), "--model is given an empty value"),
+    (("plan", "--dataset", "rows.jsonl", " "), "the word after 'rows.jsonl' is empty"),
+    (("plan", "--output-dir", ""), "--output-dir is given an empty value"),
+    (("plan", "--deepspeed", ""), "--deepspeed is given an empty value"),
+    (("plan", "--sweep", ""), "--sweep is given an empty value"),
+    (("profile", ""), "the word after 'profile' is empty"),
+    (("profile", "rows.jsonl", "--plot", ""), "--plot is given an empty value"),
+    (("profile", "rows.jsonl", "--repair="), "--repair is given an empty value"),
+    (("rehearse", ""), "the word after 'rehearse' is empty"),
+    (("check", ""), "the word after 'check' is empty"),
+    (("import", "rows.jsonl", "-o", ""), "-o is given an empty value"),
+    (("explain", ""), "the word after 'explain' is empty"),
+    (("env", "--gpus", ""), "--gpus is given an empty value"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), EMPTY)
+def test_an_empty_word_is_never_the_current_folder_nor_a_default(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"query": "a", "response": "b"}\n' * 9)
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    out, err = capsys.readouterr()
+    assert caught.value.code == 2
+    assert out == ""
+    assert f"error: {said}" in err
+    assert "hint: a shell variable that is not set gives one" in err
+
+
+def test_an_empty_system_prompt_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(("plan", "--system", "", "--gpus", "1x4090"))
+    assert caught.value.code == 0, capsys.readouterr().err
