@@ -41,6 +41,7 @@ from swift_autobatch.facts.refusals import unfit
 from swift_autobatch.facts.repair import Repaired
 from swift_autobatch.facts.repair import repair as write_clean_copy
 from swift_autobatch.facts.software import read_software
+from swift_autobatch.facts.summary import told
 from swift_autobatch.gate import postmortem
 from swift_autobatch.gate.postmortem import Postmortem
 from swift_autobatch.process import disk_free_bytes
@@ -550,6 +551,8 @@ def _plan_here(request: Request, env: Environment, progress: Progress) -> tuple[
     asked, decided = _decide(request, env, progress, runs=True)
     _needs_engine(decided)
     progress.stage(_headline(decided))
+    for one in told(decided.facts.data):
+        progress.stage(f"data: {one.sentence}")
     return asked, decided
 
 

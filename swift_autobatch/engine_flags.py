@@ -28,8 +28,8 @@ OWNED: Mapping[str, str] = {
     "hub_token": "it would be written into run.sh, recipes and receipts; set MODELSCOPE_API_TOKEN or HF_TOKEN instead",
 }
 
-# Flags to which an empty text says something: no system prompt, nothing before the answer. Behind any other flag it is a
-# variable that the shell found unset (--dataset "$DATA"), and would stand for the current folder or for a default.
+# Flags to which an empty text says something: no system prompt, nothing before the answer. Behind any other flag it is
+# a variable that the shell found unset (--dataset "$DATA"), and would stand for the current folder or for a default.
 EMPTY_MEANS = frozenset({"system", "response_prefix"})
 
 # Values that a person writes in good faith and the engine rejects only after loading the model.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from swift_autobatch import checkpoints, schedule
@@ -27,7 +26,6 @@ from swift_autobatch.units import show_gib, show_seconds
 
 _RUNNERS_UP = 8
 MOST_APART = 0.06  # trace and closed form on a dense model, by their test
-_UNANSWERED = ("no-assistant-turn", "empty-answer", "masked")
 
 
 # ------------------------------------------------------------------------------------------------------ what lost
@@ -254,14 +252,7 @@ def _of_the_data(data: DataFacts, facts: Facts) -> Iterator[str]:
     if not data.exact:
         yield f"token lengths: {data.tokenizer}; the longest row is planned for at {data.max_tokens} tokens"
     if data.rows > data.kept:
-        yield f"{data.rows - data.kept} of {data.rows} rows will not train; see 'problems' in --json"
-    unanswered = [problem for problem in data.problems if problem.code in _UNANSWERED and not problem.drops_row]
-    if unanswered and data.mean_supervised_tokens > 0:
-        first = unanswered[0]
-        yield (
-            f"rows with no answer or an empty one, which teach nothing: {len(unanswered)}, "
-            f"first {Path(first.file).name}:{first.line}"
-        )
+        yield f"{data.rows - data.kept} of {data.rows} rows will not train: see the problems in the data"
     if data.media_rows:
         blind = "" if facts.model.params_vision else f", and {facts.model.id} is a text model"
         yield (

@@ -138,3 +138,20 @@ def test_a_picture(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "profile", "rows.jsonl", "--plot", "lengths.jpg", *GPUS)
     assert code == 2
     assert ".png" in err
+
+
+@pytest.mark.parametrize("command", ["plan", "profile"])
+def test_both_commands_name_each_problem_with_its_place(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen = [{"query": f"<image>{i}?", "response": f"cat {i}", "images": [f"no{i}.png"]} for i in range(12)]
+    table = [*seen, *([{"query": "who are you?", "response": "Ember"}] * 28)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in table), encoding="utf-8")
+    code, out, _ = run(capsys, command, "--dataset", "rows.jsonl", "--model", "Qwen/Qwen2.5-VL-3B-Instruct", *GPUS)
+    assert code == 0
+    words = " ".join(out.split())
+    assert "broken-image, 12 (trained all the same): no0.png: No such file" in words
+    assert "At rows.jsonl:1, rows.jsonl:2, rows.jsonl:3. fix: correct the path" in words
+    assert "duplicate, 27 (trained all the same): says the same as line 13." in words
+    assert max(map(len, out.splitlines())) <= 80

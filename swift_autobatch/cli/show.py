@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from swift_autobatch.cli import text
+from swift_autobatch.cli import show_profile, text
 from swift_autobatch.cli.text import joined, section
 from swift_autobatch.records import Plan, Prediction, RunnerUp, Sourced
 from swift_autobatch.units import counted, show_count, show_gib, show_seconds
@@ -25,6 +25,7 @@ def plan(decided: Plan, *, verbose: bool = False, columns: int | None = None) ->
     parts = [
         _choice(decided, columns),
         section("What had to give", text.bullets(decided.notes, columns)),
+        section("Problems in the data", show_profile.problems(decided.facts.data, columns, verbose=verbose)),
         section(_memory_title(decided), _memory(decided, columns)),
         section("Host RAM, all processes (predicted)", _host(decided.prediction, columns)),
         section(

@@ -9,8 +9,8 @@ from pathlib import Path
 from swift_autobatch.api import Profile
 from swift_autobatch.cli import text
 from swift_autobatch.cli.text import joined, section
-from swift_autobatch.facts.codes import fix_for
-from swift_autobatch.records import DataFacts, Problem
+from swift_autobatch.facts.summary import told
+from swift_autobatch.records import DataFacts
 from swift_autobatch.units import show_count, show_gib, show_seconds
 from swift_autobatch.worth import Worth
 
@@ -25,7 +25,7 @@ def profile(found: Profile, *, verbose: bool = False, columns: int | None = None
     parts = [
         ["Profile", *text.rows(_summary(found), columns)],
         section("Tokens per row", _histogram(data, columns)),
-        section("Problems", _problems(data, columns, verbose=verbose)),
+        section("Problems", problems(data, columns, verbose=verbose)),
     ]
     if found.worth is not None:
         parts += [
@@ -94,21 +94,12 @@ def _histogram(data: DataFacts, columns: int) -> list[str]:
     return [f"  {name:>{wide}}  {count:>{number}}  {text.bar(count / most, cells)}" for name, count in counts]
 
 
-def _problems(data: DataFacts, columns: int, *, verbose: bool) -> list[str]:
-    """One paragraph a code: how many rows, where, and what helps."""
-    listed: dict[str, list[Problem]] = {}
-    for problem in data.problems:
-        listed.setdefault(problem.code, []).append(problem)
-    times = dict(data.problem_rows)
+def problems(data: DataFacts, columns: int, *, verbose: bool = False) -> list[str]:
+    """One paragraph a code: how many rows, where, and what helps. ``verbose``: every place that is listed."""
     lines: list[str] = []
-    for code, problems in sorted(listed.items(), key=lambda item: (not item[1][0].drops_row, -times.get(item[0], 0))):
-        first = problems[0]
-        shown = problems if verbose else problems[:_EXAMPLES]
-        places = ", ".join(f"{Path(problem.file).name}:{problem.line}" for problem in shown)
-        effect = "stops the engine" if first.stops else "dropped" if first.drops_row else "trained all the same"
-        words = f"{code}, {times.get(code, len(problems))} ({effect}): {first.text}. At {places}."
-        lines += text.wrapped(words, columns, indent="    ", first="  - ")
-        lines += text.wrapped(f"fix: {fix_for(code, first.file, first.line)}", columns, indent="      ", first="    ")
+    for one in told(data, None) if verbose else told(data):
+        lines += text.wrapped(one.sentence, columns, indent="    ", first="  - ")
+        lines += text.wrapped(f"fix: {one.fix}", columns, indent="      ", first="    ")
     return lines
 
 
@@ -123,7 +114,7 @@ def _lengths(found: Profile, worth: Worth, columns: int) -> list[str]:
             show_gib(choice.demand_bytes),
             show_seconds(choice.step_s),
             show_seconds(choice.epoch_s),
-            choice.why + ("" if choice.fits else ", no fit"),
+            _short(choice.why) + ("" if choice.fits else ", no fit"),
         )
         for choice in worth.lengths
     ]
@@ -140,6 +131,14 @@ def _lengths(found: Profile, worth: Worth, columns: int) -> list[str]:
         *text.table(("max_length", verb, "lost", "a device", "step", "epoch", "why"), body),
         *text.wrapped(f"Predicted for {shape}, all else equal. {free}{lost}", columns),
     ]
+
+
+def _short(why: str) -> str:
+    """``P90, P95, P99, longest, planned`` as ``P90-longest, planned``: a table has 80 columns."""
+    names = why.split(", ")
+    lengths = [name for name in names if name not in ("planned", "unused")]
+    span = lengths if len(lengths) < 2 else [f"{lengths[0]}-{lengths[-1]}"]
+    return ", ".join([*span, *(name for name in names if name not in lengths)])
 
 
 def _padding(worth: Worth, columns: int) -> list[str]:
