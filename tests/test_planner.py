@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_autobatch.cli import show
 from swift_autobatch.errors import InputError, NothingFitsError, UsageError
 from swift_autobatch.planner import make_plan
 from swift_autobatch.records import Plan, Problem
@@ -317,7 +318,7 @@ def test_several_cards_can_pack_where_flash_attention_is_installed(tmp_path: Pat
 def test_rows_that_teach_nothing_and_images_are_said(tmp_path: Path) -> None:
     empty = Problem(code="empty-answer", file="/project/rows.jsonl", line=7, text="", drops_row=False)
     decided = plan(tmp_path, facts={"problems": (empty,), "media_rows": 3})
-    assert any("rows.jsonl:7" in note for note in decided.notes)
+    assert any("empty-answer" in line and "rows.jsonl:7" in line for line in show.plan(decided, columns=200))
     assert any("images" in note and "text model" in note for note in decided.notes)
 
 
