@@ -325,7 +325,10 @@ def rehearsed(
     if refusal := unfit(facts.data):
         raise refusal
     facts = rehearse.assume_kernels(facts, wanted.strategy)
-    decided = committed.decide(asked, facts, wanted.table, env, progress)
+    try:
+        decided = committed.decide(asked, facts, wanted.table, env, progress)
+    except UsageError as error:
+        raise rehearse.own_words(error, wanted) from error
     _needs_engine(decided)
     folder = _run_folder(decided, asked, env, f"rehearsal-{wanted.name}")
     made = rehearse.rehearsal(decided, asked, folder, env, progress)

@@ -34,5 +34,5 @@ def rehearsal(made: Rehearsal, found: Verdict, folder: str, *, columns: int | No
 
 def _short(value: str, columns: int) -> str:
     """A value that fits a third of the line; a path keeps its end."""
-    room = max(16, columns // 3)
+    room = max(12, (columns - 37) // 2)  # beside the longest flag and two gaps
     return value if len(value) <= room else f"...{value[3 - room :]}"

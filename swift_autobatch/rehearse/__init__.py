@@ -4,6 +4,6 @@ real plan -> the same in small, without what a CPU cannot do -> the gate. What d
 """
 
 from swift_autobatch.rehearse.plan import Difference, Rehearsal, rehearsal
-from swift_autobatch.rehearse.target import Target, assume_kernels, target
+from swift_autobatch.rehearse.target import Target, assume_kernels, own_words, target
 
-__all__ = ["Difference", "Rehearsal", "Target", "assume_kernels", "rehearsal", "target"]
+__all__ = ["Difference", "Rehearsal", "Target", "assume_kernels", "own_words", "rehearsal", "target"]

@@ -29,6 +29,7 @@ class Target:
     request: Request
     table: tuple[Strategy, ...]
     strategy: Strategy | None = None  # the one that is forced
+    file: str | None = None  # where it stands, if it was named as a file
 
 
 def target(word: str | None, request: Request, env: Environment) -> Target:
@@ -53,13 +54,14 @@ def target(word: str | None, request: Request, env: Environment) -> Target:
         )
     if word is None and forced is None:
         return _without_strategy(request, table)
-    if word is not None and is_file(word):
-        found = read_strategy(Path(env.cwd, word), word)
+    file = word if word is not None and is_file(word) else None
+    if file is not None:
+        found = read_strategy(Path(env.cwd, file), file)
         table = (*(row for row in table if row.name != found.name), found)
     else:
         found = find_strategy(word or str(forced), table, where="RECIPE" if word else "--strategy")
     asked = replace(request, strategy=Sourced(value=found.name, source="rehearse"))
-    return Target(name=found.name, request=_smallest(found, asked, env), table=table, strategy=found)
+    return Target(name=found.name, request=_smallest(found, asked, env), table=table, strategy=found, file=file)
 
 
 def is_file(word: str) -> bool:
@@ -134,6 +136,20 @@ def _smallest(strategy: Strategy, request: Request, env: Environment) -> Request
         folder = str(embedded.ensure_model(env))
         request = replace(request, model=Sourced(value=folder, source="embedded model: no --model"))
     return request
+
+
+def own_words(error: UsageError, wanted: Target) -> UsageError:
+    """A planner's refusal of the strategy that was named as RECIPE, with hints that hold for ``rehearse``."""
+    if error.where != "--strategy" or wanted.strategy is None:
+        return error
+    kept = tuple(hint for hint in error.hints if not hint.startswith(("drop --strategy", "--parallel-method", "'")))
+    if wanted.file:
+        kept = tuple(f"change it in {wanted.file}: {hint}" for hint in kept)
+    else:
+        kept += (f"'autoswift recipes show {wanted.name}' says for which machines and tuners it is",)
+    error.where = wanted.file or wanted.name
+    error.hints = (*kept, "'autoswift recipes ls' names the others")
+    return error
 
 
 def assume_kernels(facts: Facts, strategy: Strategy | None) -> Facts:

@@ -16,6 +16,7 @@ from swift_autobatch.progress import Silent
 from swift_autobatch.rehearse import rows
 from swift_autobatch.rehearse.plan import in_small
 from swift_autobatch.request import build_request
+from swift_autobatch.strategies import shipped_folder
 
 
 def made(project: Path, word: str | None, **flags: Any) -> rehearse.Rehearsal:
@@ -139,6 +140,21 @@ def test_two_strategies_are_one_too_many(tmp_path: Path) -> None:
 def test_megatron_is_refused_by_its_rule(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not rendered by this version"):
         made(tmp_path, "megatron")
+
+
+def test_a_refusal_speaks_of_the_recipe_that_was_named(tmp_path: Path) -> None:
+    env = jobs.environment(tmp_path)
+    with pytest.raises(UsageError) as error:
+        api.rehearsed("multi-zero2", build_request({"nproc": "1"}, (), env), env)
+    assert error.value.where == "multi-zero2"
+    assert error.value.hints[0] == "'autoswift recipes show multi-zero2' says for which machines and tuners it is"
+    text = (shipped_folder() / "tensor-parallel.yaml").read_text(encoding="utf-8")
+    broken = text.replace("name: tensor-parallel", "name: mine").replace("[zero1, zero2]", "[zero3]")
+    (tmp_path / "mine.yaml").write_text(broken, encoding="utf-8")
+    with pytest.raises(UsageError) as error:
+        api.rehearsed("mine.yaml", build_request({}, (), env), env)
+    assert error.value.where == "mine.yaml"
+    assert error.value.hints[0] == "change it in mine.yaml: --deepspeed zero2"
 
 
 def _rows(project: Path) -> str:

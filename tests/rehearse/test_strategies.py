@@ -21,13 +21,16 @@ pytestmark = pytest.mark.engine
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One rehearsal: the words after ``autoswift rehearse`` and what must be found inside the engine."""
+    """One rehearsal: the words after ``autoswift rehearse`` and what must be found inside the engine.
+
+    ``zero`` is the ZeRO stage, None without DeepSpeed; PLANNED where the strategy leaves it to the planner.
+    """
 
     name: str
     words: tuple[str, ...]
     tuner: str = "full"
     world: int = 1
-    zero: int | None = None
+    zero: int | str | None = None
     inside: dict[str, Any] = field(default_factory=dict)
 
 
@@ -35,6 +38,7 @@ def shipped(name: str, **more: Any) -> Case:
     return Case(name=name, words=(name,), **more)
 
 
+PLANNED = "planned"
 NF4 = {"quantised": "nf4", "optimizer": "AdamW"}
 HOST_ADAM = {"optimizer": "DeepSpeedCPUAdam"}
 FLASH = {"attention": "flash_attention_2"}
@@ -46,8 +50,8 @@ CASES = (
     shipped("single-qlora", tuner="lora", inside=NF4),
     shipped("single-qlora-offload", tuner="lora", zero=2, inside={"quantised": "nf4", **HOST_ADAM}),
     shipped("single-zero2", zero=2),
-    shipped("packing", tuner="lora", inside=FLASH),
-    shipped("long-sequence", tuner="lora", inside=FLASH),
+    shipped("packing", tuner="lora", zero=PLANNED, inside=FLASH),
+    shipped("long-sequence", tuner="lora", zero=PLANNED, inside=FLASH),
     shipped("multi-ddp", world=2),
     Case(name="zero0", words=("--gpus", "2xA100-80G", "--deepspeed", "zero0"), world=2, zero=0),
     shipped("multi-zero1", world=2, zero=1),
@@ -57,8 +61,8 @@ CASES = (
     Case(name="zero3-offload", words=("zero3-offload", "--nproc", "2"), world=2, zero=3, inside=HOST_ADAM),
     shipped("multi-fsdp2", world=2, inside={"fsdp": True}),
     shipped("multi-fsdp2-offload", world=2, inside={"fsdp": True}),
-    shipped("sequence-parallel", world=2, inside={"sequence_parallel": 2}),
-    shipped("tensor-parallel", world=2, zero=1, inside={"tensor_parallel": 2}),
+    shipped("sequence-parallel", world=2, zero=PLANNED, inside={"sequence_parallel": 2}),
+    shipped("tensor-parallel", world=2, zero=PLANNED, inside={"tensor_parallel": 2}),
 )
 NEVER = {"megatron": "is not rendered"}  # strategies that cannot start anywhere yet
 
@@ -78,7 +82,7 @@ def test_it_starts_for_real(case: Case, tmp_path: Path) -> None:
         assert found["strategy"] == case.words[0]
     wanted = {
         "world_size": case.world,
-        "zero_stage": case.zero,
+        "zero_stage": _stage(found["real"]["parallel"]) if case.zero == PLANNED else case.zero,
         "fsdp": False,
         "quantised": None,
         "sequence_parallel": 1,
@@ -90,3 +94,7 @@ def test_it_starts_for_real(case: Case, tmp_path: Path) -> None:
     trained = inside["trainable_parameters"] / inside["parameters"]
     assert trained < 0.2 if case.tuner == "lora" else trained == 1
     assert json.loads((done.run_folder() / "autoswift" / "rehearsal.json").read_text(encoding="utf-8")) == found
+
+
+def _stage(parallel: str) -> int | None:
+    return int(parallel[4]) if parallel.startswith("zero") else None
