@@ -139,6 +139,7 @@ def bench(device: str, through: str, work: Path) -> Bench:
     visible = env.variables.get("CUDA_VISIBLE_DEVICES")
     only = "" if device == "cpu" else (visible.split(",")[0] if visible else "0")
     env = replace(env, variables={**env.variables, "CUDA_VISIBLE_DEVICES": only})
+    env = replace(env, state_dir=str(work / "state"))  # what this machine was seen to do must not help the prediction
     found = api.machine(build_request({"nproc": "1"}, (), env), env)
     if device == "cuda" and not found.gpus:
         raise SystemExit("error: no CUDA card is visible here\nhint: --device cpu tries the benchmark out without one")
