@@ -19,6 +19,7 @@ from swift_autobatch import (
     checkpoints,
     committed,
     doctor,
+    mend,
     proving,
     receipt,
     recovery,
@@ -533,7 +534,10 @@ def _decide(request: Request, env: Environment, progress: Progress, *, runs: boo
     asked, facts = read_facts(request, env, progress)
     if refusal := unfit(facts.data):
         raise refusal
-    return asked, tracing.decide(asked, facts, strategies(env), env, progress, always=runs)
+    table = strategies(env)
+    asked, done = mend.fixed(asked, facts, table, Path(env.cwd))
+    decided = tracing.decide(asked, facts, table, env, progress, always=runs)
+    return asked, replace(decided, notes=(done, *decided.notes)) if done else decided
 
 
 def _plan_here(request: Request, env: Environment, progress: Progress) -> tuple[Request, Plan]:

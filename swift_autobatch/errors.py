@@ -3,7 +3,8 @@
 ::
 
     AutoswiftError                70  a bug of ours if raised bare
-      UsageError                   2  a flag, a recipe key, a pinned combination that no rule allows
+      UsageError                   2  a flag, a recipe key
+        NotLegalError              2  a pinned combination that no rule allows
       NothingFitsError             3  no legal plan fits this machine
       GateError                    4  the dry run refused or could not decide
       InputError                   5  a dataset, a model folder, a hardware file
@@ -49,6 +50,10 @@ class UsageError(AutoswiftError):
     """The command itself is wrong: a flag, a recipe key, a combination that no rule allows."""
 
     exit_code = 2
+
+
+class NotLegalError(UsageError):
+    """The pins allow no legal combination; the hints are edits that were planned where any was found."""
 
 
 class NothingFitsError(AutoswiftError):

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import arguments, machines, misfits, reasons, schedule, shortfall
+from swift_autobatch import arguments, machines, mend, misfits, reasons, schedule, shortfall
 from swift_autobatch.candidates import Space, decided_space, enumerate_space, length_for
 from swift_autobatch.effective import effective
-from swift_autobatch.errors import UsageError
+from swift_autobatch.errors import NotLegalError, UsageError
 from swift_autobatch.pins import pinned_fields
 from swift_autobatch.records import Candidate, Facts, Plan, Request, Sourced, Strategy
 from swift_autobatch.refusal import refusal
@@ -51,7 +51,10 @@ def make_plan(request: Request, facts: Facts, table: tuple[Strategy, ...], root:
         NothingFitsError: legal plans exist and none fits; the hints are edits that were tried and fit.
     """
     pins = pinned_fields(request, Path(root))
-    choice = choose(request, facts, table, pins)
+    try:
+        choice = choose(request, facts, table, pins)
+    except NotLegalError as error:
+        raise mend.offered(error, request, facts, table, Path(root)) from error
     if choice.best is None:
         missed = nearest(choice.space.families, choice.costs)
         assert missed is not None  # an empty space was refused

@@ -126,6 +126,7 @@ class Request:
     overrides: tuple[Sourced[str], ...] = ()  # names that a flag or variable sets otherwise than the recipe
     prefer: Sourced[str] = field(default_factory=lambda: Sourced(value="auto", source="default"))  # PREFERENCES
     decided: Recipe | None = None
+    fix: bool = False  # apply the smallest edit that makes an illegal request legal
     locked: bool = False  # stop when the recipe does not hold here, instead of planning again
     save_recipe: str | None = None  # file for the decision, written after success
     skip_dry_run: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swift_autobatch import rules, schedule
 from swift_autobatch.candidates import Space
-from swift_autobatch.errors import UsageError
+from swift_autobatch.errors import NotLegalError, UsageError
 from swift_autobatch.records import Candidate, Facts, Illegal, Prediction, Request
 from swift_autobatch.search import Costs, best, nearest, order_for
 from swift_autobatch.units import show_count, show_gib, show_seconds
@@ -19,19 +19,19 @@ def refusal(request: Request, facts: Facts, space: Space) -> UsageError:
     if space.illegal:
         first = min(space.illegal, key=lambda item: _distance(item, facts, rules.Flags(request.pins)))
         flags = [f"--{flag}" for flag in sorted(first.about) if flag in request.pins]
-        return UsageError(
+        return NotLegalError(
             f"no legal plan: {first.why} (rule {first.rule})",
             where=", ".join(flags) or "--strategy",
             hints=(first.fix,),
         )
     if request.strategy.value:
         name, why = space.skipped[0]
-        return UsageError(
+        return NotLegalError(
             f"strategy {name} cannot be used here: {why}",
             where="--strategy",
             hints=("drop --strategy to let the planner choose", "'autoswift recipes ls' says for whom each one is"),
         )
-    return UsageError(
+    return NotLegalError(
         f"no strategy allows --parallel-method {request.parallel_method.value} with these flags on "
         f"{'one device' if facts.machine.processes == 1 else 'this machine'}",
         where="--parallel-method",

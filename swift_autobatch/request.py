@@ -141,6 +141,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "skip_dry_run": Option(default=False, parse=_yes, is_switch=True),
         "trace": Option(default=False, parse=_yes, is_switch=True),
         "no_ask": Option(default=False, parse=_yes, is_switch=True),
+        "fix": Option(default=False, parse=_yes, is_switch=True),
         "force": Option(default=False, parse=_yes, is_switch=True),
     }
 )
@@ -313,6 +314,7 @@ def build_request(
         tries=_ours("tries", settings).value,
         recipe=recipe,
         overrides=() if recipe is None else _overrides(below, above),
+        fix=_ours("fix", settings).value,
         locked=locked,
         save_recipe=_ours("save_recipe", settings).value,
         on_failure=_ours("on_failure", settings).value,

@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import api, machines, render
+from swift_autobatch import api, machines, mend, render
 from swift_autobatch.adopt import Adopted, read
 from swift_autobatch.arguments import ALLOCATOR
 from swift_autobatch.engine_flags import shown
@@ -306,7 +306,9 @@ def _freed(request: Request, batch: int) -> Request:
 
 def _plan(request: Request, facts: Facts, table: tuple[Strategy, ...], env: Environment) -> tuple[Plan | None, str]:
     try:
-        return make_plan(request, facts, table, env.cwd, env.home), ""
+        request, done = mend.fixed(request, facts, table, Path(env.cwd))
+        decided = make_plan(request, facts, table, env.cwd, env.home)
+        return replace(decided, notes=(done, *decided.notes)) if done else decided, ""
     except (NothingFitsError, UsageError, InputError) as error:
         figures = f" ({'; '.join(error.figures[:2])})" if error.figures else ""
         hint = f"; {error.hints[0]}" if error.hints else ""

@@ -19,7 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"request", "engine_flags", "deepspeed_config", "recipe", "facts", "strategies", "trace"}),
     frozenset({"rules", "effective", "pins", "misfits", "machines", "doctor"}),
     frozenset({"candidates", "predict", "schedule", "checkpoints", "arguments"}),
-    frozenset({"planner", "worth", "shortfall", "search", "refusal", "reasons"}),
+    frozenset({"planner", "mend", "worth", "shortfall", "search", "refusal", "reasons"}),
     frozenset({"render", "decision", "whatif", "sweep", "buying"}),
     frozenset({"gate", "engine", "engine_log", "telemetry", "adopt"}),
     frozenset(
@@ -44,6 +44,7 @@ PURE = frozenset(
         "schedule",
         "arguments",
         "planner",
+        "mend",
         "worth",
         "shortfall",
         "search",

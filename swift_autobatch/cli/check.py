@@ -14,6 +14,7 @@ from swift_autobatch.cli.options import json_option, print_json, progress_of
 @click.option("--gpus", metavar="NxCARD", help="Predict for cards that are not here: 4x4090, 8xH100,ram=1024.")
 @click.option("--hardware", metavar="FILE", help="Predict for the machine of a file: `autoswift env --json`.")
 @click.option("--nproc", metavar="N", help="Processes. Default: as the script says, else one per device.")
+@click.option("--fix", is_flag=True, help="Cost a job that is not legal after the smallest edit that makes it so.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, file: str, as_json: bool, **options: Any) -> None:

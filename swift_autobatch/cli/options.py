@@ -37,6 +37,7 @@ PLANNING: tuple[tuple[str, str | None, str], ...] = (
     ("--skip-dry-run", None, "Train without proving the plan first."),
     ("--trace", None, "Trace a model that nothing is known of, 10 to 20 s once. sft and dry-run always do, for a GPU."),
     ("--no-ask", None, "Do not ask the trained model who it is."),
+    ("--fix", None, "Apply the smallest edit that makes a refused combination of flags legal, and say so."),
     ("--force", None, "Overwrite files that exist."),
 )
 

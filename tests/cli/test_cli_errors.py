@@ -15,6 +15,7 @@ from swift_autobatch.cli.errors import EXIT_CODES, format_error, run, verbosity
 EVERY_ERROR = [
     (errors.AutoswiftError("w"), 70),
     (errors.UsageError("w"), 2),
+    (errors.NotLegalError("w"), 2),
     (errors.NothingFitsError("w"), 3),
     (errors.GateError("w"), 4),
     (errors.InputError("w"), 5),
