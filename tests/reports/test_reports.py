@@ -210,7 +210,7 @@ def test_qlora_is_never_sharded_by_zero3(tmp_path: Path) -> None:
     facts = builders.facts(tmp_path, "2x4090", lengths=(12_000,) * 64)
     with pytest.raises(UsageError) as caught:
         planned(facts, pins={"quant_method": "bnb", "quant_bits": "4", "deepspeed": "zero3"})
-    assert "ZeRO-3 does not shard bitsandbytes weights" in caught.value.what
+    assert "ZeRO-3 does not shard quantised weights" in caught.value.what
     assert any("zero2" in hint for hint in caught.value.hints)
     chosen = planned(facts).candidate
     assert not (chosen.quant != "none" and chosen.zero_stage == 3)
