@@ -11,6 +11,11 @@ Case = dict[str, Any]
 
 # Groups whose transformers is older than 4.36 (December 2023), the first with sdpa in most models.
 _BEFORE_SDPA = frozenset({"hf-blog-4bit", "peft-readme", "llama2-accessory", "deepspeed-blog"})
+# Families with a fused kernel in their own code at that time: torch's (chatglm2 and 3, baichuan2-7b), flash where it is
+# installed (Qwen-1, DeepSeek, dbrx state it).
+_FUSED_CODE = ("chatglm", "baichuan2-7b", "qwen", "deepseek", "dbrx", "telechat", "bluelm")
+# Families whose own code, copied from LLaMA's before 4.36, has no sdpa.
+_EAGER_CODE = ("xverse", "orion-", "skywork", "internlm-")
 _NO_VOCABULARY = frozenset({"seq_cls", "generative_reranker", "reranker", "embedding", "rm"})
 
 # The linears that each way of naming targets means, by family (q, k, v or fused ones; output; up side; down).
@@ -28,8 +33,7 @@ def profile(case: Case) -> Engine:
     if "wte and lm_head trainable" in notes or "embedding and output layer" in notes:
         facts["trains_ends"] = True
     kernel = case["attn_impl"] or ""
-    old = not kernel and case["group"] in _BEFORE_SDPA
-    if old or "eager" in kernel or kernel in ("no flash_attn", "unfused"):
+    if (not kernel and _builds_scores(case)) or "eager" in kernel or kernel in ("no flash_attn", "unfused"):
         facts["attention"] = "eager"
     elif "flash" in kernel:
         facts["attention"] = "flash_attention_2"
@@ -38,6 +42,7 @@ def profile(case: Case) -> Engine:
     modules = facts.get("quantised_experts") or (case["tool"] == "ms-swift" and _version(case) < (4,))
     facts["adapted_experts"] = bool(modules) and "all-linear" in (case["lora_targets"] or "")
     facts.update(_whole_layers(case))
+    facts["trains_tower"] = _trains_tower(case)
     if case["tool"] == "axolotl" and case["quant_bits"] and "/llama-2/" in case["source"]:
         # README of August 2023, with xformers: norms, ends and the hidden state stay in fp32 after
         # prepare_model_for_kbit_training; utils/models.py casts them back for flash attention only.
@@ -62,11 +67,37 @@ def profile(case: Case) -> Engine:
     return Engine(**facts)
 
 
+def _builds_scores(case: Case) -> bool:
+    """Whether attention builds its matrix of scores where a case names no kernel.
+
+    Source: ms-swift 1.3 requirements/framework.txt (transformers 4.33 on; sdpa came with 4.36) and llm/utils/model.py
+    (flash only where asked); ms-swift 1.5 to 2.6 leave it to transformers, or to the model's own code.
+    """
+    if case["group"] in _BEFORE_SDPA:
+        return True
+    if case["tool"] != "ms-swift" or _version(case) >= (3,):
+        return False
+    name = case["model"].lower()
+    old = _version(case) < (1, 5) and not any(family in name for family in _FUSED_CODE)
+    return old or any(family in name for family in _EAGER_CODE)
+
+
 def task_of(case: Case) -> str | None:
     """What is trained; a script that is called dpo is one, whatever the table says."""
     if case["task"] == "sft" and re.search(r"[-_/]dpo[-_/.]", case["id"]):
         return "dpo"
     return case["task"]
+
+
+def _trains_tower(case: Case) -> bool:
+    """Whether full tuning reaches the tower.
+
+    Source: ms-swift 2.6 llm/utils/argument.py (freeze_vit False; before, no such flag) and 3.0 tuner_args.py (True);
+    its script on checkpointing the tower passes --freeze_vit false; MiniCPM-V finetune_ds.sh: --tune_vision true.
+    """
+    if case["tool"] == "ms-swift" and _version(case) < (3,):
+        return True
+    return "vit_gradient_checkpointing=" in (case["notes"] or "") or case["id"].startswith("minicpmv-full")
 
 
 NEW_BLOCKS = 4  # ms-swift argument.py: llamapro_num_new_blocks; its table's own rows say 4
@@ -132,10 +163,11 @@ def _by_tool(case: Case) -> dict[str, Any]:
         }
     if group == "fsdp-qlora":
         return {
-            "loss": "shifted_fp32",
+            "loss": "shifted_fp32_held",
             "trainable_bytes": 2,
             "adapters_autocast": False,
-            "source": "AnswerDotAI train.py: bf16 throughout, FSDP1; transformers 4.38 shifts fp32 logits",
+            "source": "AnswerDotAI train.py: bf16 throughout, FSDP1, `output` lives until the next one is there; "
+            "transformers 4.38 shifts fp32 logits",
         }
     if tool in ("llamafactory", "deepspeed"):
         return {

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from swift_autobatch.predict.job import Job, Reach
+from swift_autobatch.predict.job import Job
+from swift_autobatch.predict.shape import Reach
 
 Units = tuple[float, float, float, float]
 

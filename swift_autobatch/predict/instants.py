@@ -19,7 +19,7 @@ LASTING = frozenset(
 )
 LAYERS = frozenset({"boundaries", "activations"})
 # As long as the rows of the micro batch, or taken between blocks that are.
-ROWS = frozenset({"logits", "layer in flight", "backward", "mask", "layer weights", "gathered ends"})
+ROWS = frozenset({"logits", "kept logits", "layer in flight", "backward", "mask", "layer weights", "gathered ends"})
 GATHERED = frozenset({"layer weights", "gathered ends"})
 
 
@@ -122,13 +122,15 @@ def _step(job: Job, grown: Instant, static: Instant) -> list[Instant]:
         first = ()
         layer = term("backward", activations.backward(job), "temporaries of one layer's backward")
         backward_casts = parts.casts
+    loop = term("kept logits", logits.held(job), "the training loop keeps its outputs")
     early = (*grown, *parts.early, *parts.mask, *kept)
+    at_layer = (*parts.layer_weights, *parts.root, *_whole(job, "layer"))
     return [
         (*early, *parts.casts, *forward_loss),
         (*early, *backward_casts, *loss),
         (*early, *backward_casts, *head),
-        (*early, *backward_casts, *layer, *parts.layer_weights, *parts.root, *_whole(job, "layer")),
-        (*grown, *parts.late, *parts.mask, *first, *layer, *parts.layer_weights, *parts.root, *_whole(job, "layer")),
+        (*early, *backward_casts, *loop, *layer, *at_layer),
+        (*grown, *parts.late, *parts.mask, *loop, *first, *layer, *at_layer),
         (*grown, *parts.gradients, *_reduction(job)),
         (
             *static,

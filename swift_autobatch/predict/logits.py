@@ -8,7 +8,8 @@ from swift_autobatch.predict.job import Job
 # hf_fp32_logits: fp32 log-softmax, its gradient and the loss gradient, 4 each (10 at the end of forward).
 # bf16_logits: the sequence-parallel loss, no upcast. Source: counted on CPU; ms-swift trainers/utils.py.
 # The others are engines of published figures only. shifted_fp32: transformers before 4.46 upcasts and makes a
-# contiguous shift; shifted_16bit: the shift is made in 16 bits (Qwen-1, GPTBigCode) and the product is held;
+# contiguous shift; shifted_fp32_held: the same in a loop that keeps the outputs through the backward and until the
+# next forward has made its own; shifted_16bit: the shift is made in 16 bits (Qwen-1, GPTBigCode), the product is held;
 # inplace: a Triton loss that writes the gradient over the fp32 shift, with the 16-bit product held or not;
 # vocab_parallel: Megatron's, the 16-bit product, its fp32 copy and the exponentials;
 # none: cut cross-entropy, or chunks small enough not to matter.
@@ -16,6 +17,7 @@ _PER_ENTRY: dict[str, float] = {
     "hf_fp32_logits": 12,
     "bf16_logits": 8,
     "shifted_fp32": 12,
+    "shifted_fp32_held": 16,
     "shifted_16bit": 14,
     "inplace_held": 10,
     "inplace": 8,
@@ -26,7 +28,13 @@ _PER_ENTRY: dict[str, float] = {
 # Source: transformers models/gemma2/modeling_gemma2.py, final_logit_softcapping (30 in every published config).
 _SOFT_CAPPED = frozenset({"gemma2"})
 _SOFT_CAP_ENTRY = 2
-_PER_ENTRY_FORWARD: dict[str, float] = {"hf_fp32_logits": 10, "shifted_fp32": 14, "shifted_16bit": 12}
+_PER_ENTRY_FORWARD: dict[str, float] = {
+    "hf_fp32_logits": 10,
+    "shifted_fp32": 14,
+    "shifted_fp32_held": 18,
+    "shifted_16bit": 12,
+}
+_HELD = {"shifted_fp32_held": 4}
 
 
 def loss(job: Job) -> int:
@@ -53,7 +61,12 @@ def _capped(job: Job) -> int:
 def head_backward(job: Job) -> int:
     """Bytes while the head's own gradient is made: the 16-bit gradient of the logits is all that is left of them."""
     each = 0 if job.effective.loss in ("none", "liger_fused") else 2
-    return min(loss(job), 4 * job.shape.h * job.tokens + each * job.kept_rows * job.shape.vocab)
+    return min(loss(job), 4 * job.shape.h * job.tokens + each * job.kept_rows * job.shape.vocab + held(job))
+
+
+def held(job: Job) -> int:
+    """Bytes of logits that the training loop itself keeps through the backward."""
+    return _HELD.get(job.effective.loss, 0) * job.kept_rows * job.shape.vocab
 
 
 def largest_block(job: Job) -> int:

@@ -26,6 +26,7 @@ class Engine:
     trains_ends: bool = False  # copies of embedding and head are trained whole beside the adapters
     trained_layers: int = 0  # decoder layers trained whole among frozen ones, in place of adapters (LLaMA-Pro, LISA)
     trained_in_place: tuple[Literal["embedding", "head"], ...] = ()  # of the model's own, beside layers or adapters
+    trains_tower: bool = False  # full tuning reaches the vision or audio tower too
     adapted_experts: bool = False  # experts are modules of their own, and adapters on all linears reach them
     trainable_bytes: int | None = None
     adapters_autocast: bool | None = None

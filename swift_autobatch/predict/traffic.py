@@ -63,6 +63,7 @@ _LOSS: dict[str, float] = {
     "hf_fp32_logits": 46,
     "bf16_logits": 26,
     "shifted_fp32": 62,
+    "shifted_fp32_held": 62,
     "shifted_16bit": 50,
     "inplace_held": 24,
     "inplace": 24,

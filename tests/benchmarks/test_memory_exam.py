@@ -125,3 +125,21 @@ def test_what_a_row_says_of_its_script_is_read() -> None:
     assert cases.express({**row, "id": "swift-v2-dpo-lora-v1.6.0"})[2].pairs
     stated = {**row, "per_device_batch": None, "gpus": 8, "grad_accum": 1, "quote": "8 cards, batch size 32"}
     assert cases.express(stated)[1].micro_batch == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "kernel", "eager"),
+    [
+        ("TigerResearch/tigerbot-13b-chat", "v1.3.0", None, True),
+        ("TigerResearch/tigerbot-13b-chat", "v1.5.0", None, False),
+        ("TigerResearch/tigerbot-13b-chat", "v1.3.0", "flash_attn", False),
+        ("ZhipuAI/chatglm3-6b", "v1.3.0", None, False),
+        ("xverse/XVERSE-65B", "v1.5.0", None, True),
+        ("xverse/XVERSE-65B", "v3.0.0", None, False),
+    ],
+)
+def test_old_versions_build_the_matrix_of_scores(model: str, version: str, kernel: str | None, eager: bool) -> None:
+    row = next(row for row in ROWS if row["tool"] == "ms-swift" and row["task"] == "sft")
+    source = f"modelscope/ms-swift examples/sft.sh@{version}"
+    case = {**row, "model": model, "params_b": 13.0, "source": source, "attn_impl": kernel, "lora_targets": None}
+    assert (cases.profile(case).attention == "eager") is eager

@@ -80,3 +80,21 @@ def test_a_new_gradient_stands_beside_the_old_one_until_it_is_added(tmp_path: Pa
     assert max(terms(again, "whole gradients")) == 2 * ENDS
     spread = counted(tmp_path, Engine(step_in_backward=True), tuner="full", accumulation=2)
     assert terms(spread, "whole gradients") == [], "an optimizer inside backward leaves nothing to add to"
+
+
+def test_a_loop_that_keeps_its_outputs_holds_the_logits_through_the_backward(tmp_path: Path) -> None:
+    logits = 4 * 2048 * 128256  # one fp32 copy
+    freed = counted(tmp_path, Engine(loss="shifted_fp32", logits_rows="all"))
+    kept = counted(tmp_path, Engine(loss="shifted_fp32_held", logits_rows="all"))
+    before, after = (phases(work)["steady"] for work in (freed, kept))
+    more = [sum(b.bytes for b in late) - sum(a.bytes for a in early) for early, late in zip(before, after, strict=True)]
+    forward, loss, head, layer, first, reduction, step = more
+    assert (forward, loss, head, layer, first) == (logits,) * 5
+    assert (reduction, step) == (0, 0)
+
+
+def test_a_tower_trains_where_the_engine_does_not_freeze_it(tmp_path: Path) -> None:
+    model = "Qwen/Qwen2.5-VL-7B-Instruct"
+    frozen = counted(tmp_path, model=model, tuner="full")
+    trained = counted(tmp_path, Engine(trains_tower=True), model=model, tuner="full")
+    assert trained.trainable - frozen.trainable == frozen.facts.model.params_vision > 6e8
