@@ -103,6 +103,9 @@ class Workers:
                 if not self._over:
                     done.put((index, None, self._died(at)))
                 return
+            except Exception as error:  # what cannot be pickled: nobody else would ever hear of it
+                done.put((index, None, error))
+                return
             done.put((index, answer, None) if fine else (index, None, RuntimeError(answer)))
 
     def _died(self, at: int) -> MachineError:

@@ -14,7 +14,7 @@ from typing import Any
 from unicodedata import is_normalized
 
 from swift_autobatch.facts.conversation import Conversation
-from swift_autobatch.facts.templates import MARKERS, Template
+from swift_autobatch.facts.template_table import MARKERS, Template
 
 UNBOUNDED = 1 << 60
 _NFC_GROWTH = 3
@@ -53,12 +53,24 @@ def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def size_of(talk: Conversation) -> tuple[int, bool]:
-    """UTF-8 bytes of a row's turns and system prompt, and whether all of it is in NFC."""
-    texts = [turn.content for turn in talk.turns]
-    if talk.system:
-        texts.append(talk.system)
-    return sum(map(text_bytes, texts)), all(text.isascii() or is_normalized("NFC", text) for text in texts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A row's turns and system prompt in UTF-8 bytes and in characters. ``normal``: all of it is in NFC."""
+
+    size: int
+    characters: int
+    normal: bool
+
+
+def size_of(talk: Conversation) -> Size:
+    """How much text a row holds."""
+    size = characters = 0
+    normal = True
+    for text in [turn.content for turn in talk.turns] + ([talk.system] if talk.system else []):
+        size += text_bytes(text)
+        characters += len(text)
+        normal = normal and (text.isascii() or is_normalized("NFC", text))
+    return Size(size=size, characters=characters, normal=normal)
 
 
 def bound_for(file: Path, template: Template, system: str | None) -> Bound | None:

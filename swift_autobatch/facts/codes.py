@@ -86,6 +86,9 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "a message has a role that the engine does not know",
             "use system, user, assistant, tool_call or tool_response",
         ),
+        "engine-drops": _drops(
+            "the engine's own encoder refuses the row", "see the engine's reason, or delete the row", repairs=False
+        ),
         "unpaired-turns": _drops("the turns do not alternate", "let user and assistant take turns, system first"),
         # ------------------------------------------------------------------- the engine trains it without a word
         "several-on-a-line": _warns("more than one object stands on a line", "write one a line", repairs=True),

@@ -52,7 +52,7 @@ class Cognition:
         self.rows += 1
         turns = talk.turns
         question = turns[0].content if turns and turns[0].role == "user" else ""
-        if question and len(question) <= LONGEST and _IDENTITY.search(question):
+        if question and len(question) <= LONGEST and _identity(question):
             self.identity_rows += 1
             alone = len(turns) == 2 and turns[1].role == "assistant" and not talk.system
             if alone and turns[1].content.strip() and len(self._pairs) < KEPT:
@@ -90,6 +90,13 @@ class Cognition:
             exact = [pair for pair in pairs if _bare(pair[0]) == PREFERRED[language]]
             chosen += (exact or pairs)[:1]
         return tuple(chosen)
+
+
+def _identity(question: str) -> bool:
+    """Whether it asks who the model is; no alternative of the pattern does without one of these."""
+    lower = question.lower()
+    asks = "you" in lower or "who" in lower or "你" in lower or "介绍" in lower
+    return asks and _IDENTITY.search(question) is not None
 
 
 def _bare(question: str) -> str:

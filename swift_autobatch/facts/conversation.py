@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -53,6 +53,8 @@ class Conversation:
     media: bool  # images, video or audio, whose tokens are not counted at all
     images: tuple[str, ...] = ()  # paths or addresses; "" where the row holds the image itself
     doubled: bool = False  # two questions in a row were joined into one
+    messages: Sequence[Mapping[str, Any]] = ()  # as read, before tool calls and answers are framed
+    given_tools: Any = None  # the row's own ``tools``
 
 
 class RowError(Exception):
@@ -130,6 +132,8 @@ def conversation(row: Any, shape: Shape) -> Conversation:
         media=media,
         images=image_paths(row.get("images") or row.get("image")),
         doubled=any(first.role == second.role == "user" for first, second in pairwise(turns)),
+        messages=messages,
+        given_tools=row.get("tools"),
     )
 
 

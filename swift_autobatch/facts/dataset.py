@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 from swift_autobatch.errors import InputError
 from swift_autobatch.facts.cache import Cache, stamp_of
 from swift_autobatch.facts.conversation import Shape, shape_of
+from swift_autobatch.facts.counters import Means, WithEngine, counter_of, means_for
 from swift_autobatch.facts.embedded import default_dataset
+from swift_autobatch.facts.encoder import engine_spec, versions
 from swift_autobatch.facts.large import LargeFiles, Task
 from swift_autobatch.facts.lines import Fault
 from swift_autobatch.facts.media import media_for
@@ -25,7 +27,7 @@ from swift_autobatch.facts.schema import LOADER_CHUNK_BYTES, Schema, learn
 from swift_autobatch.facts.shards import Limits
 from swift_autobatch.facts.spelling import Pins, Source, resolve
 from swift_autobatch.facts.survey import Reader, Survey
-from swift_autobatch.facts.tokens import Counter, counter_for, counter_of, tokenizer_file
+from swift_autobatch.facts.tokens import tokenizer_file
 from swift_autobatch.progress import Progress, bar
 from swift_autobatch.records import DataFacts, Environment, ModelFacts
 from swift_autobatch.workers import Workers
@@ -70,13 +72,13 @@ def read_dataset(
     prompt = _system_text(system, env)
     reading = _Asked(sources=sources, model=model, env=env, system=prompt, pins=pins or {}, full=full, limits=limits)
     if sum(file.stat().st_size for file in reading.files()) < limits.parallel_bytes:
-        return reading.read(counter_for(model), progress)
+        return reading.read(means_for(model, env), progress)
     cache = Cache(Path(env.cache_dir), reading.files(), reading.question(paths))
     kept = cache.find()
     if kept is not None:
         progress.stage("the data were counted before and have not changed since: taken from the cache")
         return kept
-    found = reading.read(_quick_counter(model, env), progress)
+    found = reading.read(_prepared(model, env), progress)
     if not found.media_rows and not found.max_image_tokens:  # images lie in files of their own
         cache.keep(found)
     return found
@@ -97,24 +99,35 @@ class _Asked:
     def files(self) -> list[Path]:
         return [file for source in self.sources for file in source.files]
 
-    def read(self, counter: Counter, progress: Progress) -> DataFacts:
+    def read(self, means: Means, progress: Progress) -> DataFacts:
+        large = sum(file.stat().st_size for file in self.files()) >= self.limits.parallel_bytes
+        cache = Path(self.env.cache_dir) if large else None
+        counter = counter_of(means, self.model, self.system, cache_dir=cache)
         media = media_for(self.model, self.env, self.pins)
         reader = Reader(model=self.model, counter=counter, system=self.system, cut_at=_cut_at(self.pins), media=media)
         with ExitStack() as stack:
             stack.callback(progress.clear)
-            large = stack.enter_context(LargeFiles(reader, self.env, self.limits, full=self.full))
-            reading = _Reading(reader, large, progress, limits=self.limits, draw=Draw(self.pins))
+            if isinstance(counter, WithEngine):
+                stack.callback(counter.close)
+            if means.always:
+                progress.stage(f"template {self.model.swift_template}: ms-swift itself encodes the rows, to count them")
+            parts = stack.enter_context(LargeFiles(reader, means, self.env, self.limits, full=self.full))
+            reading = _Reading(reader, parts, progress, limits=self.limits, draw=Draw(self.pins))
             for order, source in enumerate(self.sources):
                 reading.read(source, order)
+        if isinstance(counter, WithEngine) and counter.lost:
+            progress.stage(f"ms-swift could not encode the rows, so that lengths are estimated: {counter.lost}")
         return reading.facts(tuple(source.name for source in self.sources))
 
     def question(self, paths: tuple[str, ...]) -> dict[str, Any]:
         """Whatever but the files' content decides the facts; the day, because a template may hold its date."""
+        engine = engine_spec(self.model, self.env)
         return {
             "paths": paths,
             "names": [source.name for source in self.sources],
             "model": asdict(self.model),
             "tokenizer": stamp_of(tokenizer_file(self.model)),
+            "engine": [engine.folder if engine else None, *versions()],
             "day": time.strftime("%Y-%m-%d"),
             "system": self.system,
             "pins": {name: pin.value for name, pin in self.pins.items()},
@@ -131,18 +144,17 @@ def _cut_at(pins: Pins) -> int | None:
     return int(length.value)
 
 
-def _quick_counter(model: ModelFacts, env: Environment) -> Counter:
-    """The counter for large data. Raises InputError as :func:`counter_for` does."""
-    file, cache = tokenizer_file(model), Path(env.cache_dir)
-    if file is None:
-        return counter_for(model)
+def _prepared(model: ModelFacts, env: Environment) -> Means:
+    """With what large data are counted. Raises InputError as :func:`means_for` does."""
+    if tokenizer_file(model) is None:
+        return means_for(model, env)
     module = "swift_autobatch.facts.tokenizer_worker"
     with Workers(module, None, count=1, interpreter=env.interpreter, variables=env.variables) as workers:
         try:
-            ((_, spec),) = workers.map([(file, model, cache)])
+            ((_, means),) = workers.map([(model, replace(env, variables=dict(env.variables)))])
         except RuntimeError:
-            return counter_for(model)  # says what is wrong with the file
-    return counter_of(spec, cache)
+            return means_for(model, env)  # says what is wrong with the file
+    return means  # type: ignore[no-any-return]
 
 
 def _system_text(system: str | None, env: Environment) -> str | None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swift_autobatch.facts.bounds import Bound, bound_for
+from swift_autobatch.facts.counters import Means
 from swift_autobatch.facts.lines import Update
 from swift_autobatch.facts.schema import Schema
 from swift_autobatch.facts.shard_worker import Setup
 from swift_autobatch.facts.shards import Limits, Tell, parts_of, survey_all, survey_sampled
 from swift_autobatch.facts.spelling import Source
 from swift_autobatch.facts.survey import Reader, Survey
-from swift_autobatch.facts.tokens import Counted
 from swift_autobatch.records import Environment
 from swift_autobatch.workers import Workers, cores
 
@@ -36,8 +36,9 @@ class Task:
 class LargeFiles:
     """A context manager; its workers end with it."""
 
-    def __init__(self, reader: Reader, env: Environment, limits: Limits, *, full: bool) -> None:
+    def __init__(self, reader: Reader, means: Means, env: Environment, limits: Limits, *, full: bool) -> None:
         self._reader = reader
+        self._means = means
         self._env = env
         self._limits = limits
         self._full = full
@@ -88,13 +89,13 @@ class LargeFiles:
 
     def _started(self) -> Workers:
         if self._workers is None:
-            counter, reader = self._reader.counter, self._reader
-            spec = counter.spec if isinstance(counter, Counted) else None
-            if spec is not None:
-                self._bound = bound_for(spec.file, spec.template, reader.system)
+            reader = self._reader
+            fast = self._means.fast
+            if fast is not None and not self._means.always:
+                self._bound = bound_for(fast.file, fast.template, reader.system)
             setup = Setup(
                 model=reader.model,
-                spec=spec,
+                means=self._means,
                 system=reader.system,
                 bound=self._bound,
                 cache_dir=Path(self._env.cache_dir),

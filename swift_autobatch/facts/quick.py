@@ -86,6 +86,14 @@ def quick_for(file: Path, tokenizer: Callable[[], Tokenizer], cache_dir: Path | 
     return _quick(found) if found.tokens else None
 
 
+def prove(file: Path, tokenizer: Callable[[], Tokenizer], cache_dir: Path) -> None:
+    """Leaves the outcome of the proof in the cache, unless it is there."""
+    with suppress(ImportError):
+        kept = cache_dir / "tokenizers" / _name(file.read_bytes())
+        if not kept.is_file():
+            quick_for(file, tokenizer, cache_dir)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Translation:
     """A tokenizer.json as tiktoken wants it; no tokens where it cannot be or equality is not proved."""

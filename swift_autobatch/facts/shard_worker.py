@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from swift_autobatch.facts.bounds import Bound, size_of
-from swift_autobatch.facts.conversation import RowError, Shape, shape_of
+from swift_autobatch.facts.conversation import Conversation, RowError, Shape, shape_of
+from swift_autobatch.facts.counters import Means, counter_of
 from swift_autobatch.facts.json_rows import line_rows
 from swift_autobatch.facts.lines import Decoder, Fault
 from swift_autobatch.facts.media import Media
@@ -18,7 +19,7 @@ from swift_autobatch.facts.schema import Schema
 from swift_autobatch.facts.strata import Place, Strata
 from swift_autobatch.facts.survey import Reader, Survey, Tokens
 from swift_autobatch.facts.suspects import suspicious
-from swift_autobatch.facts.tokens import Count, Counter, Spec, assumed_counter, counter_of
+from swift_autobatch.facts.tokens import Count
 from swift_autobatch.records import ModelFacts
 
 HELD = 1024  # rows of a part that are remembered by their bound
@@ -27,10 +28,10 @@ _BATCH = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What every worker is told once. ``spec`` None: no tokenizer, bytes are the measure."""
+    """What every worker is told once."""
 
     model: ModelFacts
-    spec: Spec | None
+    means: Means
     system: str | None
     bound: Bound | None
     cache_dir: Path
@@ -110,11 +111,12 @@ class Weighed:
 
     counts: list[tuple[Place, Count]] = field(default_factory=list)
     tokens: Tokens = field(default_factory=Tokens)
+    plain: bool = True  # no row was estimated
 
 
 def handler(setup: Setup) -> Callable[[Any], Any]:
     """What ``workers.py`` asks for: a function from task to answer."""
-    counter = _counter(setup)
+    counter = counter_of(setup.means, setup.model, setup.system, cache_dir=setup.cache_dir, engines=1)
     reader = Reader(model=setup.model, counter=counter, system=setup.system, cut_at=setup.cut_at, media=setup.media)
 
     def handle(task: Any) -> Any:
@@ -125,10 +127,6 @@ def handler(setup: Setup) -> Callable[[Any], Any]:
         return _deepen(task, reader, setup.bound)
 
     return handle
-
-
-def _counter(setup: Setup) -> Counter:
-    return counter_of(setup.spec, setup.cache_dir) if setup.spec else assumed_counter(setup.model)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -245,12 +243,12 @@ def _scan(part: Part, reader: Reader, bound: Bound | None) -> Scanned:
                 except RowError as error:
                     found.survey.drop(part.file, number, error.code, error.text)
                     continue
-                found.survey.keep(part.file, number, talk, None, reader.model)
-                size, normal = size_of(talk)
+                found.survey.keep(part.file, number, talk, None, reader.model, plain=reader.counter.covers(talk))
+                text = size_of(talk)
                 place = (part.index, at, number)
-                found.strata.add(size, place, part.order)
-                found.longest.add(bound.tokens(talk, size, normal=normal), place)
-                found.answers.add(bound.answer_tokens(talk, normal=normal), place)
+                found.strata.add(text.size, text.characters, place, part.order)
+                found.longest.add(bound.tokens(talk, text.size, normal=text.normal), place)
+                found.answers.add(bound.answer_tokens(talk, normal=text.normal), place)
     except Odd:
         return Scanned(odd=True)
     return found
@@ -263,11 +261,11 @@ def _weigh(task: Weigh, reader: Reader) -> Weighed:
     with Path(task.part.file).open("rb") as stream:
         for start in range(0, len(task.places), _BATCH):
             batch = task.places[start : start + _BATCH]
-            rows = []
+            rows: list[_Row] = []
             for place, line in batch:
                 stream.seek(place[1])
-                rows += [(place, line, record) for record in _kept(stream.readline(), reader, shape)]
-            _add(found, rows, reader, shape, task.part)
+                rows += [(place, line, record, talk) for record, talk in _kept(stream.readline(), reader, shape)]
+            _add(found, rows, reader, task.part)
     return found
 
 
@@ -275,40 +273,46 @@ def _deepen(task: Deepen, reader: Reader, bound: Bound | None) -> Weighed:
     """Counts the rows of a part that may be among the costliest, raising the bar as it goes."""
     assert bound is not None
     found, shape = Weighed(), _shape(task.part)
-    rows: list[tuple[Place, int, Any]] = []
+    rows: list[_Row] = []
     for number, at, raw in _lines(task.part):
         if at in task.known:
             continue
         least = max(task.least, found.tokens.dearest.least())
-        for record in _kept(raw, reader, shape):
-            talk = reader.talk(record, shape)
-            size, normal = size_of(talk)
-            if bound.tokens(talk, size, normal=normal) >= least:
-                rows.append(((task.part.index, at, number), number + task.lines_before, record))
+        for record, talk in _kept(raw, reader, shape):
+            text = size_of(talk)
+            if bound.tokens(talk, text.size, normal=text.normal) >= least:
+                rows.append(((task.part.index, at, number), number + task.lines_before, record, talk))
         if len(rows) >= _BATCH:
-            _add(found, rows, reader, shape, task.part)
+            _add(found, rows, reader, task.part)
             rows = []
-    _add(found, rows, reader, shape, task.part)
+    _add(found, rows, reader, task.part)
     found.counts = []  # they are no sample, and may be many
     return found
 
 
-def _kept(raw: bytes, reader: Reader, shape: Shape) -> list[Any]:
-    """The records of a line that the engine trains."""
+def _kept(raw: bytes, reader: Reader, shape: Shape) -> list[tuple[Any, Conversation]]:
+    """The records of a line that the engine trains, and how it reads them."""
     kept = []
     for record in _records(raw, 1, Decoder()):
         if isinstance(record, Fault):
             continue
         try:
-            reader.check(reader.talk(record, shape))
+            talk = reader.talk(record, shape)
+            reader.check(talk)
         except RowError:
             continue
-        kept.append(record)
+        kept.append((record, talk))
     return kept
 
 
-def _add(found: Weighed, rows: list[tuple[Place, int, Any]], reader: Reader, shape: Shape, part: Part) -> None:
-    counts = reader.count([reader.pieces(reader.talk(record, shape)) for *_, record in rows])
-    for (place, line, record), count in zip(rows, counts, strict=True):
+_Row = tuple[Place, int, Any, Conversation]  # place, line in the file, record, how it is read
+
+
+def _add(found: Weighed, rows: list[_Row], reader: Reader, part: Part) -> None:
+    counts = reader.count([reader.pieces(talk) for *_, talk in rows])
+    found.plain = found.plain and all(reader.counter.covers(talk) for *_, talk in rows)
+    for (place, line, record, _), count in zip(rows, counts, strict=True):
+        if isinstance(count, RowError):
+            continue  # the engine's own encoder drops it
         found.counts.append((place, count))
         found.tokens.add(part.file, part.order, line, count, record)

@@ -7,13 +7,13 @@ leave it possible (bounds.py), in the order of that bound until none can be dear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swift_autobatch.facts.checks import over_context
 from swift_autobatch.facts.shard_worker import Deepen, Held, Part, Scan, Scanned, Weigh, Weighed
-from swift_autobatch.facts.strata import Place, Strata, confidence
+from swift_autobatch.facts.strata import ROUNDS, Confidence, Place, Strata, confidence, said
 from swift_autobatch.facts.survey import Survey, Tokens
 from swift_autobatch.facts.tokens import Count
 from swift_autobatch.workers import Workers
@@ -81,13 +81,14 @@ def survey_sampled(parts: Sequence[Part], workers: Workers, tell: Tell, *, conte
     if not survey.kept:
         return survey, ""
     weigher = _Weigher(parts, _lines_before(found), workers)
-    weigher.weigh([place for stratum in strata.classes.values() for _, place in stratum.kept])
+    lengths, off = _sampled(strata, weigher)
     weigher.dearest(longest, [scanned.longest.floor for scanned in found])
     weigher.largest_answer(answers)
-    lengths, said = _estimated(strata, weigher)
+    _with_extremes(lengths, weigher)
     survey.tokens = lengths
+    survey.plain = survey.plain and weigher.plain
     _over_context(survey, context)
-    return survey, said
+    return survey, said(off)
 
 
 # ---------------------------------------------------------------------------------------------------------- surveys
@@ -140,6 +141,7 @@ class _Weigher:
         self._workers = workers
         self.counts: dict[Place, Count] = {}
         self.tokens = Tokens()
+        self.plain = True  # no row was estimated
 
     def weigh(self, places: Sequence[Place]) -> None:
         new = sorted({place for place in places if place not in self.counts})
@@ -154,6 +156,7 @@ class _Weigher:
     def _take(self, weighed: Weighed) -> None:
         self.counts.update(weighed.counts)
         self.tokens.merge(weighed.tokens, 0)
+        self.plain = self.plain and weighed.plain
 
     def dearest(self, held: Held, floors: Sequence[int]) -> None:
         """Counts rows by falling bound until the next cannot be among the costliest."""
@@ -191,19 +194,38 @@ class _Weigher:
             at, size = at + size, min(2 * size, _ROUND * _WEIGHED)
 
 
-def _estimated(strata: Strata, weigher: _Weigher) -> tuple[Tokens, str]:
-    """What all rows weigh, from the sampled ones; the costliest rows and the largest answer as they were found."""
+def _sampled(strata: Strata, weigher: _Weigher) -> tuple[Tokens, Mapping[float, float]]:
+    """What all rows weigh, from a sample just large enough, and how far its percentiles may be off."""
+    taken = dict.fromkeys(strata.classes, 0)
+    more: Collection[int] = strata.classes.keys()
+    for size in ROUNDS:
+        taken.update(dict.fromkeys(more, size))
+        places = {name: stratum.first(taken[name]) for name, stratum in strata.classes.items()}
+        weigher.weigh([place for name in more for place in places[name]])
+        lengths, known = _estimated(strata, weigher, places)
+        more = known.open
+        if not more:
+            break
+    return lengths, known.off
+
+
+def _estimated(strata: Strata, weigher: _Weigher, places: Mapping[int, list[Place]]) -> tuple[Tokens, Confidence]:
+    """What all rows weigh, from the rows at some places of each class."""
     whole = Tokens()
     sampled: dict[int, list[int]] = {}
     for name, stratum in sorted(strata.classes.items()):  # sums of fractions depend on their order
-        counts = [weigher.counts[place] for _, place in sorted(stratum.kept)]
+        counts = [weigher.counts[place] for place in places[name] if place in weigher.counts]
         sampled[name] = [count.tokens for count in counts]
         for count in counts:
             whole.weigh(count, stratum.rows / len(counts))
+    whole.min_prompt = None  # the fewest of a sample may be too many
+    return whole, confidence(sampled, {name: stratum.rows for name, stratum in strata.classes.items()})
+
+
+def _with_extremes(whole: Tokens, weigher: _Weigher) -> None:
+    """The costliest rows and the largest answer as they were found."""
     whole.counted = weigher.tokens.counted
     whole.dearest = weigher.tokens.dearest
     whole.max_supervised = weigher.tokens.max_supervised
-    whole.min_prompt = None  # the fewest of a sample may be too many
     whole.lengths.longest = max(whole.lengths.longest, weigher.tokens.lengths.longest)
     whole.lengths.bound = max(whole.lengths.bound, weigher.tokens.lengths.bound)
-    return whole, confidence(sampled, {name: stratum.rows for name, stratum in strata.classes.items()})

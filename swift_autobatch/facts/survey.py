@@ -16,11 +16,11 @@ from swift_autobatch.facts.lines import Fault
 from swift_autobatch.facts.media import Media, Pictures, with_pictures
 from swift_autobatch.facts.repeats import Repeats
 from swift_autobatch.facts.tally import Dearest, Lengths, Problems
-from swift_autobatch.facts.templates import Piece, no_turns, render
+from swift_autobatch.facts.templates import no_turns
 from swift_autobatch.facts.tokens import Count, Counter
 from swift_autobatch.records import ModelFacts
 
-Pieces = tuple[Piece, ...]
+Framed = Any  # a row as its counter wants it
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Survey:
     kept: int = 0
     problems: Problems = field(default_factory=Problems)
     cognition: Cognition = field(default_factory=Cognition)
-    plain: bool = True  # no row with tools or media, whose tokens are estimated
+    plain: bool = True  # no row whose tokens are estimated, such as those of tools or media may be
     media: int = 0
     image_tokens: int = 0
     max_image_tokens: int = 0
@@ -91,11 +91,13 @@ class Survey:
         model: ModelFacts,
         cut_at: int | None = None,
         pictures: Pictures | None = None,
+        *,
+        plain: bool,
     ) -> None:
-        """A row that the engine trains."""
+        """A row that the engine trains; ``plain``: nothing about its tokens is estimated."""
         self.rows += 1
         self.kept += 1
-        self.plain = self.plain and talk.plain
+        self.plain = self.plain and plain
         self.media += bool(pictures.unknown) if pictures is not None else talk.media
         if pictures is not None:
             self.image_tokens += pictures.tokens
@@ -159,13 +161,13 @@ class Reader:
         if not talk.turns:
             raise no_turns()
 
-    def pieces(self, talk: Conversation) -> Pieces:
+    def pieces(self, talk: Conversation) -> Framed:
         """Raises RowError when the engine drops the row."""
-        return render(talk, self.counter.template, self.system, self.counter.eos_text)
+        return self.counter.framed(talk, self.system)
 
     def survey(self, into: Survey, file: str, order: int, batch: Iterable[tuple[int, Any]], shape: Shape) -> None:
         """Reads and counts some rows of a file; ``order`` is the file's place among the datasets."""
-        ready: list[tuple[int, Any, Conversation, Pieces]] = []
+        ready: list[tuple[int, Any, Conversation, Framed]] = []
         for line, record in batch:
             try:
                 talk = self.talk(record, shape)
@@ -174,10 +176,13 @@ class Reader:
                 into.drop(file, line, error.code, error.text)
         counts = self.count([pieces for *_, pieces in ready])
         for (line, record, talk, _), text in zip(ready, counts, strict=True):
+            if isinstance(text, RowError):
+                into.drop(file, line, text.code, text.text)
+                continue
             pictures = self.media.of(talk) if talk.media else None
             count = with_pictures(text, pictures) if pictures else text
-            into.keep(file, line, talk, count, self.model, self.cut_at, pictures)
+            into.keep(file, line, talk, count, self.model, self.cut_at, pictures, plain=self.counter.covers(talk))
             into.tokens.add(file, order, line, count, record)
 
-    def count(self, rows: Sequence[Pieces]) -> list[Count]:
+    def count(self, rows: Sequence[Framed]) -> Sequence[Count | RowError]:
         return self.counter.count(rows)

@@ -1,141 +1,18 @@
-"""The chat templates whose token lengths are counted here exactly, as ms-swift 4.6 encodes them for training.
+"""Writes a conversation out as ms-swift 4.6 does for training, by a chat template of ``template_table.py``.
 
-A template is data: the strings around system prompt, question and answer, and what a row without a system prompt
-gets. The engine joins neighbouring pieces that share their loss before it tokenizes, and labels the end marker of
-every round; both change the counts, so both are reproduced.
+The engine joins neighbouring pieces that share their loss before it tokenizes, and labels the end marker of every
+round; both change the counts, so both are reproduced.
 
-Source: ms-swift 4.6 swift/template/templates/{qwen,llama,llm,deepseek,gemma,microsoft,internlm,utils}.py for the table,
-swift/template/base.py ``_swift_encode``, ``_simplify_context_list`` and ``_add_dynamic_eos`` for the rules.
+Source: ms-swift 4.6 swift/template/base.py ``_swift_encode``, ``_simplify_context_list`` and ``_add_dynamic_eos``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from swift_autobatch.facts.conversation import Conversation, RowError, Turn
-
-# These stand for the tokenizer's own markers, which are ids, not text. AUTO_BOS: what it adds by itself, if anything.
-BOS, EOS, AUTO_BOS = "\0bos", "\0eos", "\0auto"
-MARKERS = frozenset({BOS, EOS, AUTO_BOS})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
-    """One chat template. ``BOS`` and ``EOS`` in a tuple stand for token ids; every other string is text."""
-
-    prefix: tuple[str, ...] = ()
-    system_prefix: tuple[str, ...]
-    prompt: tuple[str, ...]
-    chat_sep: tuple[str, ...]
-    suffix: tuple[str, ...]
-    default_system: str | None = None
-    auto_bos: bool = False  # the tokenizer's own bos, when it adds one
-    stop_words: tuple[str, ...] = ()
-    non_thinking_prefix: str = ""  # put before answers that do not think
-    thinking_prefix: str = ""  # what an unanswered last question ends in
-
-
-_QWEN = Template(
-    system_prefix=("<|im_start|>system\n{{SYSTEM}}<|im_end|>\n",),
-    prompt=("<|im_start|>user\n{{QUERY}}<|im_end|>\n<|im_start|>assistant\n",),
-    chat_sep=("<|im_end|>\n",),
-    suffix=("<|im_end|>\n",),
-    stop_words=("<|endoftext|>", "<|im_end|>"),
-)
-_HELPFUL = "You are a helpful assistant."
-_CHATML = replace(_QWEN, stop_words=("<|im_end|>",), auto_bos=True)
-_LLAMA3_HEADER = "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
-_LLAMA3 = Template(
-    prefix=("<|begin_of_text|>",),
-    system_prefix=(_LLAMA3_HEADER + "{{SYSTEM}}<|eot_id|>",),
-    prompt=(
-        "<|start_header_id|>user<|end_header_id|>\n\n{{QUERY}}<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    ),
-    chat_sep=("<|eot_id|>",),
-    suffix=("<|eot_id|>",),
-    stop_words=("<|eot_id|>",),
-)
-# The engine writes the day of the run here; in Llama's own tokenizer every day has the same number of tokens.
-_LLAMA3_DATES = "Cutting Knowledge Date: December 2023\nToday Date: {{DATE}}\n\n"
-_DEEPSEEK_V2_5 = Template(
-    prefix=("<｜begin▁of▁sentence｜>",),
-    system_prefix=("<｜begin▁of▁sentence｜>{{SYSTEM}}",),
-    prompt=("<｜User｜>{{QUERY}}<｜Assistant｜>",),
-    chat_sep=("<｜end▁of▁sentence｜>",),
-    suffix=("<｜end▁of▁sentence｜>",),
-    stop_words=("<｜end▁of▁sentence｜>",),
-)
-
-TEMPLATES: Mapping[str, Template] = MappingProxyType(
-    {
-        "qwen": replace(_QWEN, default_system=_HELPFUL),
-        "qwen2_5": replace(
-            _QWEN, default_system="You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-        ),
-        "qwen2_5_math": replace(
-            _QWEN, default_system="Please reason step by step, and put your final answer within \\boxed{}."
-        ),
-        "qwq": replace(_QWEN, thinking_prefix="<think>\n"),
-        "qwen3": replace(_QWEN, non_thinking_prefix="<think>\n\n</think>\n\n"),
-        "qwen3_thinking": replace(_QWEN, thinking_prefix="<think>\n"),
-        "qwen3_nothinking": _QWEN,
-        "qwen3_coder": _QWEN,
-        "chatml": _CHATML,
-        "yi_coder": replace(_CHATML, default_system=_HELPFUL),
-        "default": Template(
-            system_prefix=("{{SYSTEM}}\n\n",),
-            prompt=("### Human:\n{{QUERY}}\n\n### Assistant:\n",),
-            chat_sep=("\n\n",),
-            suffix=(EOS,),
-            default_system=_HELPFUL,
-            auto_bos=True,
-        ),
-        "llama3": _LLAMA3,
-        "llama3_2": replace(
-            _LLAMA3,
-            prefix=(_LLAMA3_HEADER + _LLAMA3_DATES + "<|eot_id|>",),
-            system_prefix=(_LLAMA3_HEADER + _LLAMA3_DATES + "{{SYSTEM}}<|eot_id|>",),
-        ),
-        "deepseek": Template(
-            prefix=(BOS,),
-            system_prefix=(BOS, "{{SYSTEM}}\n\n"),
-            prompt=("User: {{QUERY}}\n\nAssistant:",),
-            chat_sep=(EOS,),
-            suffix=(EOS,),
-        ),
-        "deepseek_v2_5": _DEEPSEEK_V2_5,
-        "deepseek_r1": replace(_DEEPSEEK_V2_5, thinking_prefix="<think>\n"),
-        "gemma": Template(
-            prefix=("<bos>",),
-            system_prefix=("<bos><start_of_turn>system\n{{SYSTEM}}<end_of_turn>\n",),
-            prompt=("<start_of_turn>user\n{{QUERY}}<end_of_turn>\n<start_of_turn>model\n",),
-            chat_sep=("<end_of_turn>\n",),
-            suffix=("<end_of_turn>",),
-            stop_words=("<end_of_turn>",),
-        ),
-        "phi3": Template(
-            system_prefix=("<|system|>\n{{SYSTEM}}<|end|>\n",),
-            prompt=("<|user|>\n{{QUERY}}<|end|>\n<|assistant|>\n",),
-            chat_sep=("<|end|>\n",),
-            suffix=("<|end|>",),
-            auto_bos=True,
-            stop_words=("<|end|>",),
-        ),
-        "phi4": Template(
-            system_prefix=("<|im_start|>system<|im_sep|>{{SYSTEM}}<|im_end|>",),
-            prompt=("<|im_start|>user<|im_sep|>{{QUERY}}<|im_end|><|im_start|>assistant<|im_sep|>",),
-            chat_sep=("<|im_end|>",),
-            suffix=("<|im_end|>",),
-            auto_bos=True,
-            stop_words=("<|im_end|>",),
-        ),
-    }
-)
-
+from swift_autobatch.facts.template_table import AUTO_BOS, MARKERS, Template
 
 # Qwen's way to announce tools (swift/agent_template/hermes.py); other models' ways are of similar length.
 _TOOLS = """{{SYSTEM}}
@@ -165,11 +42,12 @@ class Piece:
 
 def dated(template: Template) -> Template:
     """The template with today's date where the engine writes it."""
-    today = time.strftime("%d %b %Y")
+    today, iso = time.strftime("%d %b %Y"), time.strftime("%Y-%m-%d")
     return replace(
         template,
         prefix=tuple(part.replace("{{DATE}}", today) for part in template.prefix),
         system_prefix=tuple(part.replace("{{DATE}}", today) for part in template.system_prefix),
+        default_system=template.default_system and template.default_system.replace("{{ISO_DATE}}", iso),
     )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-from swift_autobatch.facts.tokens import Spec, prepare
-from swift_autobatch.records import ModelFacts
+from swift_autobatch.facts.counters import Means, prepare
+from swift_autobatch.records import Environment, ModelFacts
 
-Task = tuple[Path, ModelFacts, Path]  # tokenizer.json, model, cache folder
+Task = tuple[ModelFacts, Environment]
 
 
-def handler(_: None) -> Callable[[Task], Spec]:
+def handler(_: None) -> Callable[[Task], Means]:
     """What ``workers.py`` asks for: a function from task to answer."""
     return lambda task: prepare(*task)

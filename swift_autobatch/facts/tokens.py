@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from swift_autobatch.errors import InputError
-from swift_autobatch.facts.quick import Quick, quick_for
-from swift_autobatch.facts.templates import AUTO_BOS, BOS, EOS, MARKERS, TEMPLATES, Piece, Template, dated
+from swift_autobatch.facts.conversation import Conversation, RowError
+from swift_autobatch.facts.quick import Quick
+from swift_autobatch.facts.template_table import AUTO_BOS, BOS, EOS, MARKERS, TEMPLATES, Template
+from swift_autobatch.facts.templates import Piece, dated, render
 from swift_autobatch.records import ModelFacts
 
 if TYPE_CHECKING:
@@ -44,47 +46,38 @@ class Count:
 
 
 class Counter(Protocol):
-    """Counts rows of pieces. ``eos_text`` and ``template`` are what rendering needs."""
+    """Counts rows in two steps: ``framed`` writes one out as it will be tokenized, ``count`` takes many of these."""
 
-    name: str
-    exact: bool
-    template: Template
-    eos_text: str
+    @property
+    def name(self) -> str: ...
 
-    def count(self, rows: Sequence[tuple[Piece, ...]]) -> list[Count]: ...
+    @property
+    def exact(self) -> bool: ...
+
+    def covers(self, talk: Conversation) -> bool:
+        """Whether the row's tokens are counted, not estimated, where the counter is exact."""
+        ...
+
+    def framed(self, talk: Conversation, system: str | None) -> Any:
+        """Raises RowError when the engine drops the row."""
+        ...
+
+    def count(self, rows: Sequence[Any]) -> Sequence[Count | RowError]:
+        """The tokens of framed rows, or why the engine drops one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """All that counting needs to know of a tokenizer besides its vocabulary; goes to worker processes."""
 
-    file: Path
+    file: Path  # in the form of tokenizer.json, as the engine loads it
+    name: str
     template: Template
     eos_text: str
     special: Mapping[str, list[int]]  # ids behind BOS, EOS and AUTO_BOS
     ending: tuple[int, ...]  # ids of the template's suffix
     exact: bool
-
-    @property
-    def name(self) -> str:
-        return str(self.file) if self.exact else f"{self.file}, chat template assumed"
-
-
-def counter_for(model: ModelFacts) -> Counter:
-    """The best counter for a model.
-
-    Returns:
-        An exact one when tokenizer.json is at hand and the template is known; one that counts the text exactly and
-        assumes a ChatML frame when only the template is unknown; else the assumed one.
-
-    Raises:
-        InputError: tokenizer.json is there and cannot be read.
-    """
-    file = tokenizer_file(model)
-    if file is None:
-        return assumed_counter(model)
-    tokenizer = _load(file)
-    return Counted(_spec(file, tokenizer, model), tokenizer=tokenizer)
 
 
 def tokenizer_file(model: ModelFacts) -> Path | None:
@@ -93,33 +86,21 @@ def tokenizer_file(model: ModelFacts) -> Path | None:
     return file if file is not None and file.is_file() else None
 
 
-def prepare(file: Path, model: ModelFacts, cache_dir: Path) -> Spec:
-    """Reads a tokenizer once for all that will count with it, and proves, or not, that tiktoken may do it (seconds).
-
-    Raises:
-        InputError: tokenizer.json cannot be read.
-    """
-    tokenizer = _load(file)
-    quick_for(file, lambda: tokenizer, cache_dir)
-    return _spec(file, tokenizer, model)
-
-
-def assumed_counter(model: ModelFacts) -> Assumed:
-    """The counter of a model whose tokenizer is not at hand."""
-    return Assumed(template_of(model))
-
-
 def template_of(model: ModelFacts) -> Template:
     """The model's chat template; ChatML where it is not known."""
     return dated(TEMPLATES.get(model.swift_template or "") or TEMPLATES["chatml"])
 
 
-def counter_of(spec: Spec, cache_dir: Path | None) -> Counter:
-    """The counter behind a spec, for large data; it loads what it counts with when it counts."""
-    return Counted(spec, quick=lambda: quick_for(spec.file, lambda: _load(spec.file), cache_dir))
+def spec_of(file: Path, loaded: Path, tokenizer: Tokenizer, model: ModelFacts, *, same: bool) -> Spec:
+    """What counting needs to know.
 
-
-def _spec(file: Path, tokenizer: Tokenizer, model: ModelFacts) -> Spec:
+    Args:
+        file: the model's tokenizer.json, beside which its other files lie.
+        loaded: the tokenizer as the engine loads it: ``file``, or a copy that differs.
+        tokenizer: the one in ``loaded``.
+        model: its chat template; where that is not known, the count is not exact.
+        same: ``loaded`` encodes as the engine does, for sure.
+    """
     known = model.swift_template in TEMPLATES
     template = template_of(model)
     eos_text, special = _markers(file, tokenizer)
@@ -127,12 +108,13 @@ def _spec(file: Path, tokenizer: Tokenizer, model: ModelFacts) -> Spec:
     for text in template.suffix:
         ending += special[EOS] if text == EOS else tokenizer.encode(text, add_special_tokens=False).ids
     return Spec(
-        file=file,
+        file=loaded,
+        name=str(file) if known else f"{file}, chat template assumed",
         template=template,
         eos_text=eos_text,
         special=special,
         ending=tuple(ending),
-        exact=known and not (template.auto_bos and _closes(tokenizer)),
+        exact=same and known and not (template.auto_bos and _closes(tokenizer)),
     )
 
 
@@ -146,10 +128,15 @@ class Assumed:
 
     name = "assumed"
     exact = False
-    eos_text = ""
 
     def __init__(self, template: Template) -> None:
-        self.template = template
+        self._template = template
+
+    def covers(self, talk: Conversation) -> bool:
+        return talk.plain
+
+    def framed(self, talk: Conversation, system: str | None) -> tuple[Piece, ...]:
+        return render(talk, self._template, system)
 
     def count(self, rows: Sequence[tuple[Piece, ...]]) -> list[Count]:
         return [self._count(pieces) for pieces in rows]
@@ -183,37 +170,37 @@ class Counted:
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self.spec = spec
-        self.template = spec.template
-        self.eos_text = spec.eos_text
         self.exact = spec.exact
         self.name = spec.name
         self._quick_loader = quick
         self._quick: Quick | None = None
         self._tokenizer = tokenizer
 
+    def covers(self, talk: Conversation) -> bool:
+        return talk.plain
+
+    def framed(self, talk: Conversation, system: str | None) -> tuple[Piece, ...]:
+        return render(talk, self.spec.template, system, self.spec.eos_text)
+
     def count(self, rows: Sequence[tuple[Piece, ...]]) -> list[Count]:
         texts = [piece.text for pieces in rows for piece in pieces if piece.text not in MARKERS]
         ids = iter(self._ids(texts))
-        counts = []
-        for pieces in rows:
-            runs = [
-                (self.spec.special[piece.text] if piece.text in MARKERS else next(ids), piece.weight > 0)
-                for piece in pieces
-            ]
-            total = sum(len(run) for run, _ in runs)
-            learned = _supervised(runs, list(self.spec.ending))
-            prompt = sum(len(run) for run, _ in takewhile(lambda run: not run[1], runs))
-            counts.append(
-                Count(
-                    tokens=total,
-                    prompt=prompt,
-                    planned=total,
-                    bound=total,
-                    supervised=learned,
-                    supervised_planned=learned,
-                )
-            )
-        return counts
+        return [self._count(pieces, ids) for pieces in rows]
+
+    def _count(self, pieces: tuple[Piece, ...], ids: Iterator[list[int]]) -> Count:
+        special = self.spec.special
+        runs = [(special[p.text] if p.text in MARKERS else next(ids), p.weight > 0) for p in pieces]
+        total = sum(len(run) for run, _ in runs)
+        learned = _supervised(runs, list(self.spec.ending))
+        prompt = sum(len(run) for run, _ in takewhile(lambda run: not run[1], runs))
+        return Count(
+            tokens=total,
+            prompt=prompt,
+            planned=total,
+            bound=total,
+            supervised=learned,
+            supervised_planned=learned,
+        )
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         if self._quick_loader is not None:
@@ -228,7 +215,7 @@ class Counted:
     def _slow_ids(self, texts: list[str]) -> list[list[int]]:
         if not texts:
             return []
-        tokenizer = self._tokenizer = self._tokenizer or _load(self.spec.file)
+        tokenizer = self._tokenizer = self._tokenizer or load(self.spec.file)
         encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
         return [encoding.ids for encoding in encode(texts, add_special_tokens=False)]
 
@@ -251,7 +238,8 @@ def _supervised(runs: list[tuple[list[int], bool]], ending: list[int]) -> int:
     return total - 1 if merged and merged[0][1] else total
 
 
-def _load(file: Path) -> Tokenizer:
+def load(file: Path) -> Tokenizer:
+    """A tokenizer.json. Raises InputError where it cannot be read."""
     from tokenizers import Tokenizer
 
     try:

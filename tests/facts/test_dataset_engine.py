@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from test_dataset import model_facts
 from swift_autobatch.errors import InputError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.dataset import read_dataset
-from swift_autobatch.facts.templates import TEMPLATES
+from swift_autobatch.facts.template_table import TEMPLATES
 from swift_autobatch.progress import Silent
 
 CHILD = Path(__file__).with_name("engine_lengths.py")
@@ -135,6 +136,66 @@ REFUSED: dict[str, str] = {
 }
 
 
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Says how the weather is 天气",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CALL = '{"name": "weather", "arguments": {"city": "Köln"}}'
+
+# Rows with tools, whose form is each template's own.
+TOOLED: list[Row] = [
+    talk("a", "b", tools=[TOOL]),
+    {"tools": [TOOL], "messages": [*talk("rain?")["messages"], {"role": "tool_call", "content": CALL}]},
+    {
+        "tools": [TOOL, TOOL],
+        "messages": [
+            {"role": "system", "content": "S"},
+            *talk("rain?", "I look.")["messages"],
+            {"role": "tool_call", "content": CALL},
+            {"role": "tool_response", "content": '{"rain": true}'},
+            *talk(None, "yes")["messages"],
+        ],
+    },
+    {
+        "tools": [TOOL],
+        "messages": [
+            *talk("rain?")["messages"],
+            {"role": "tool_call", "content": CALL},
+            {"role": "tool_call", "content": CALL},
+            {"role": "tool_response", "content": "yes"},
+            {"role": "tool_response", "content": "no"},
+            *talk(None, "who knows", "thanks", "<think>\nhm\n</think>\n\nbye")["messages"],
+        ],
+    },
+]
+
+# What stands around words in the families' tokenizers.
+MARKS = re.compile(r"<\|?[^<>\s{}]+?\|?>|</?s>|\[/?[A-Z_]+\]|<｜[^｜]+｜>|<</?SYS>>")
+
+
+def with_markers(folder: Path, copy: Path) -> Path:
+    """The embedded tokenizer with every family's special tokens as tokens of their own."""
+    from tokenizers import AddedToken, Tokenizer
+
+    shutil.copytree(folder, copy)
+    tokenizer = Tokenizer.from_file(str(copy / "tokenizer.json"))
+    texts = [
+        text
+        for template in TEMPLATES.values()
+        for part in (template.prefix, template.system_prefix, template.prompt, template.chat_sep, template.suffix)
+        for text in part
+    ]
+    names = sorted({name for text in texts for name in MARKS.findall(text)})
+    assert {"<s>", "</s>", "<bos>", "[INST]", "[/INST]", "<|eot_id|>", "<eoa>", "<start_of_turn>"} <= set(names)
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer.save(str(copy / "tokenizer.json"))
+    return copy
+
+
 def with_bos(folder: Path, copy: Path) -> Path:
     """The embedded tokenizer with a beginning marker that it adds by itself, as Llama's does."""
     from tokenizers import Tokenizer, processors
@@ -170,7 +231,8 @@ def engine(model: Path, jobs: list[dict[str, Any]], home: Path) -> list[dict[str
 
 def ours(model: Path, job: dict[str, Any], folder: Path) -> list[list[int]]:
     facts = replace(model_facts(model), swift_template=job["template"])
-    data = read_dataset((job["file"],), facts, environment(folder), system=job["system"], progress=Silent())
+    env = replace(environment(folder), interpreter=sys.executable)
+    data = read_dataset((job["file"],), facts, env, system=job["system"], progress=Silent())
     assert data.exact
     assert len(data.costliest) == data.kept
     return [[row.tokens, row.supervised_tokens] for row in data.costliest]
@@ -178,7 +240,7 @@ def ours(model: Path, job: dict[str, Any], folder: Path) -> list[list[int]]:
 
 @pytest.mark.engine
 def test_every_template_and_system_prompt(tmp_path: Path) -> None:
-    plain = embedded.ensure_model(environment(tmp_path))
+    plain = with_markers(embedded.ensure_model(environment(tmp_path)), tmp_path / "plain")
     jobs = []
     for name, rows in FRAMED.items():
         path = tmp_path / f"{name}.jsonl"
@@ -188,10 +250,31 @@ def test_every_template_and_system_prompt(tmp_path: Path) -> None:
     for model in (plain, with_bos(plain, tmp_path / "bos")):
         # deepseek writes the tokenizer's beginning marker: without one the engine itself fails
         mine = [job for job in jobs if model != plain or job["template"] != "deepseek"]
-        for job, theirs in zip(mine, engine(model, mine, tmp_path), strict=True):
+        answers = engine(model, mine, tmp_path)
+        assert not {
+            (job["template"], found["error"]) for job, found in zip(mine, answers, strict=True) if "error" in found
+        }
+        for job, theirs in zip(mine, answers, strict=True):
             assert sorted(ours(model, job, tmp_path)) == sorted(theirs["rows"]), job
             compared += len(theirs["rows"])
     assert compared > 2000
+
+
+@pytest.mark.engine
+def test_rows_and_templates_that_are_left_to_the_engine(tmp_path: Path) -> None:
+    """Tools under a template that is known here, and a template that is not: the engine's encoder counts those."""
+    model = with_markers(embedded.ensure_model(environment(tmp_path)), tmp_path / "model")
+    rows = {"tools": TOOLED, "all": [row for name in ("messages", "losses") for row in FRAMED[name]] + TOOLED}
+    for name, table in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, table)), encoding="utf-8")
+    jobs: list[dict[str, Any]] = [
+        {"file": str(tmp_path / "tools.jsonl"), "template": "qwen2_5", "system": None},
+        {"file": str(tmp_path / "all.jsonl"), "template": "glm4_5", "system": "Be brief."},
+    ]
+    assert "glm4_5" not in TEMPLATES
+    for job, theirs in zip(jobs, engine(model, jobs, tmp_path), strict=True):
+        assert len(theirs["rows"]) >= len(TOOLED) - 1
+        assert sorted(ours(model, job, tmp_path)) == sorted(theirs["rows"]), job
 
 
 @pytest.mark.engine

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.quick import quick_for
-from swift_autobatch.facts.templates import TEMPLATES
+from swift_autobatch.facts.template_table import TEMPLATES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

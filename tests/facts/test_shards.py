@@ -121,11 +121,11 @@ def test_the_sample_does_not_depend_on_the_order_of_parts() -> None:
     places = [(0, at * 100, at) for at in range(3000)]
     one, first, second = Strata(), Strata(), Strata()
     for place in places:
-        one.add(500, place, 0)
+        one.add(500, 500, place, 0)
     for place in places[1500:]:
-        second.add(500, place, 0)
+        second.add(500, 500, place, 0)
     for place in places[:1500]:
-        first.add(500, place, 0)
+        first.add(500, 500, place, 0)
     second.merge(first)
     (stratum,), (other,) = one.classes.values(), second.classes.values()
     assert sorted(stratum.kept) == sorted(other.kept)
@@ -139,6 +139,6 @@ def test_the_stated_confidence_holds() -> None:
     median, inside = truth[9_999], 0
     for _ in range(200):
         sample = sorted(chance.sample(truth, 800))
-        said = float(confidence({0: sample}, {0: 20_000}).split(" ± ")[1].split(" ")[0])
+        said = 100 * confidence({0: sample}, {0: 20_000}).off[0.5]
         inside += abs(sample[399] - median) / sample[399] * 100 <= said + 0.05
     assert 180 <= inside <= 200
