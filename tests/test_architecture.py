@@ -165,3 +165,9 @@ def test_plan_on_a_catalogued_model_loads_no_torch(tmp_path: Path) -> None:
     rows.write_text('{"query": "hello", "response": "world"}\n' * 20)
     loaded = loaded_by("plan", "--gpus", "1x4090", "--model", "Qwen/Qwen2.5-7B-Instruct", "--dataset", str(rows))
     assert not loaded & HEAVY
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports them by their bare name, and refuses to collect the second."""
+    names = [path.name for path in (PACKAGE.parent / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
