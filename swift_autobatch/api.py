@@ -41,6 +41,7 @@ from swift_autobatch.facts.probes import read_probes
 from swift_autobatch.facts.refusals import unfit
 from swift_autobatch.facts.repair import Repaired
 from swift_autobatch.facts.repair import repair as write_clean_copy
+from swift_autobatch.facts.sampling import set_apart
 from swift_autobatch.facts.software import read_software
 from swift_autobatch.facts.summary import told
 from swift_autobatch.gate import postmortem
@@ -480,6 +481,7 @@ def read_facts(
             "no accelerator and no --model: a demonstration with a small random model, really trained on this CPU;\n"
             f"with a GPU the same command trains {DEFAULT_MODEL} (try: autoswift plan --gpus 1x4090)"
         )
+    data = set_apart(data, asked.pins)
     cut = asked.pins.get("truncation_strategy")
     cuts_rows = cut is not None and cut.value in ("left", "right")
     return asked, Facts(

@@ -56,6 +56,8 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 
 # Files that must exist when the run starts; a hub id is not accepted here by the engine.
 PATHS = frozenset({"external_plugins", "custom_register_path", "resume_from_checkpoint"})
+# Like a dataset: a file or folder, or a hub id, perhaps with a subset and a sample. A name with an ending is a file.
+_DATA = frozenset({"val_dataset", "cached_dataset", "cached_val_dataset"})
 
 # The least value that makes sense, where the engine would fail late or loop for ever.
 MINIMUM: Mapping[str, int] = {
@@ -72,7 +74,12 @@ MINIMUM: Mapping[str, int] = {
     "warmup_ratio": 0,
     "weight_decay": 0,
     "max_grad_norm": 0,
+    "split_dataset_ratio": 0,
+    "lora_dropout": 0,
 }
+
+# Values that must stay below this.
+BELOW: Mapping[str, float] = {"split_dataset_ratio": 1, "lora_dropout": 1, "warmup_ratio": 1}
 
 # Values that must be above zero, or one word of the engine's for "not set".
 POSITIVE: Mapping[str, str | None] = {
@@ -299,6 +306,10 @@ def _number(flag: Flag, value: str, where: str) -> str:
     least = MINIMUM.get(flag.name)
     if least is not None and number < least:
         raise UsageError(f"--{flag.name} must be at least {least}, not {value}", where=where, hints=(_example(flag),))
+    if number >= BELOW.get(flag.name, math.inf):
+        raise UsageError(
+            f"--{flag.name} must be below {BELOW[flag.name]:g}, not {value}", where=where, hints=(_example(flag),)
+        )
     if flag.name in POSITIVE and number <= 0 and value != POSITIVE[flag.name]:
         raise UsageError(f"--{flag.name} must be above 0, not {value}", where=where, hints=(_example(flag),))
     return value
@@ -367,6 +378,12 @@ def _example(flag: Flag) -> str:
     return f"for instance --{flag.name} {' '.join(text(default))}"
 
 
+def _no_such_file(word: str, cwd: str) -> bool:
+    """Whether a dataset is named as a file that is not there: ``rows.jsonl``, ``rows.jsonl#500``; hub ids may be."""
+    path = Path(word.rpartition("#")[0] or word).expanduser()
+    return path.suffix in (".json", ".jsonl", ".csv", ".parquet", ".txt") and not Path(cwd, path).exists()
+
+
 def check_files(name: str, value: Value, cwd: str, where: str) -> None:
     """Checks that files which a flag names are there, before anything starts.
 
@@ -377,7 +394,7 @@ def check_files(name: str, value: Value, cwd: str, where: str) -> None:
     presets = PRESETS.get(name)
     for word in words:
         exists = Path(cwd, word).expanduser().exists() if not word.lstrip().startswith("{") else presets is not None
-        if name in PATHS and not exists:
+        if (name in PATHS and not exists) or (name in _DATA and _no_such_file(word, cwd)):
             raise UsageError(f"--{name}: no such file or folder: {word}", where=where, hints=("check the path",))
         if presets is not None and not exists and word not in presets:
             likely = near(word, list(presets), 1)

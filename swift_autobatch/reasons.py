@@ -160,6 +160,8 @@ def _gave(candidate: Candidate, prediction: Prediction, costs: Costs, request: R
     dropped = _rows_above(facts.data, candidate.max_length)
     if dropped:
         fate = "cut" if facts.cuts_rows else "dropped"
+        if facts.cuts_rows and not facts.data.exact:
+            fate += ", and with assumed lengths nobody knows whether their answers are cut off whole"
         yield f"about {dropped} of {facts.data.kept} rows are longer than {candidate.max_length} tokens: {fate}"
     if candidate.quant != "none" and "quant_bits" not in request.pins and free:
         yield _four_bit_words(candidate, prediction, costs)
@@ -251,8 +253,9 @@ def _of_few_rows(data: DataFacts, candidate: Candidate) -> Iterator[str]:
 def _of_the_data(data: DataFacts, facts: Facts) -> Iterator[str]:
     if not data.exact:
         yield f"token lengths: {data.tokenizer}; the longest row is planned for at {data.max_tokens} tokens"
-    if data.rows > data.kept:
-        yield f"{data.rows - data.kept} of {data.rows} rows will not train: see the problems in the data"
+    lost = data.rows - data.kept - data.evaluated_rows
+    if lost > 0:
+        yield f"{lost} of {data.rows} rows will not train: see the problems in the data"
     if data.media_rows:
         blind = "" if facts.model.params_vision else f", and {facts.model.id} is a text model"
         yield (

@@ -345,6 +345,7 @@ class DataFacts:
     media_rows: int = 0  # rows with images, video or audio, whose tokens are not counted
     mean_image_tokens: float = 0.0  # of all kept rows; among their tokens
     max_image_tokens: int = 0  # of one row
+    evaluated_rows: int = 0  # set apart by --split_dataset_ratio: neither kept nor dropped
     problem_rows: tuple[tuple[str, int], ...] = ()  # (code, rows it was found on), also beyond those listed
     counted_rows: int = 0  # rows whose tokens were counted; fewer than kept where a sample stands for a large file
     confidence: str | None = None  # how far the percentiles of a sample may be off, in words; None: all were counted

@@ -155,3 +155,35 @@ def test_both_commands_name_each_problem_with_its_place(
     assert "At rows.jsonl:1, rows.jsonl:2, rows.jsonl:3. fix: correct the path" in words
     assert "duplicate, 27 (trained all the same): says the same as line 13." in words
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_rows_for_evaluation_do_not_train(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = json.loads(run(capsys, "plan", "--dataset", "rows.jsonl", *GPUS, "--json")[1])
+    split = ("--dataset", "rows.jsonl", *GPUS, "--split_dataset_ratio", "0.5")
+    half = json.loads(run(capsys, "plan", *split, "--json")[1])
+    assert half["steps"]["total"] < 0.6 * whole["steps"]["total"]
+    assert "201 of 402 train, 200 are for evaluation" in " ".join(run(capsys, "plan", *split)[1].split())
+    none = json.loads(run(capsys, "plan", *split, "--eval_strategy", "no", "--json")[1])
+    assert none["steps"]["total"] == whole["steps"]["total"]
+
+
+def test_a_split_that_leaves_nothing_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "one.jsonl").write_text('{"query": "q", "response": "r"}\n')
+    code, out, err = run(capsys, "plan", "--dataset", "one.jsonl", *GPUS, "--split_dataset_ratio", "0.1")
+    assert (code, out) == (5, "")
+    assert "leaves no row to train on" in err
+
+
+def test_few_rows_of_estimated_length_have_one_length(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "one.jsonl").write_text('{"query": "who are you?", "response": "I am a helper, and blue."}\n')
+    out = run(capsys, "profile", "one.jsonl", *GPUS)[1]
+    middle = out.partition("P50 ")[2].partition(",")[0]
+    assert f"{middle}-{middle}  1" in out
+    assert "(planned for: wider" in out
+
+
+def test_rows_that_are_cut_are_said_to_be(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut = ("--max_length", "40", "--truncation_strategy", "right")
+    out = " ".join(run(capsys, "plan", "--dataset", "rows.jsonl", *GPUS, *cut)[1].split())
+    assert ", cut to 40" in out
+    assert "nobody knows whether their answers are cut off whole" in out

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from swift_autobatch.errors import MachineError, UsageError
+from swift_autobatch.facts.summary import trained
 from swift_autobatch.records import DataFacts, Environment
 
 _BINS = 60
@@ -47,7 +48,7 @@ def draw(data: DataFacts, path: Path) -> None:
         axes.annotate(f"{name} {tokens}", (tokens, axes.get_ylim()[1]), rotation=90, va="top", ha="right", fontsize=8)
     axes.set_xlabel(f"tokens per row ({Path(data.tokenizer).parent.name or data.tokenizer})")
     axes.set_ylabel("rows")
-    axes.set_title(f"{data.kept} of {data.rows} rows train")
+    axes.set_title(f"rows: {trained(data)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.stem}.{os.getpid()}.png")
     figure.savefig(fresh, dpi=120)

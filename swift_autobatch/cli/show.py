@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from swift_autobatch.cli import show_profile, text
 from swift_autobatch.cli.text import joined, section
+from swift_autobatch.facts.summary import trained
 from swift_autobatch.records import Plan, Prediction, RunnerUp, Sourced
 from swift_autobatch.units import counted, show_count, show_gib, show_seconds
 
@@ -67,8 +68,8 @@ def _choice(decided: Plan, columns: int) -> list[str]:
         ),
         (
             "rows",
-            f"{data.kept} of {data.rows} train; tokens P50 {data.p50_tokens}, P95 {data.p95_tokens}, "
-            f"longest {data.max_tokens} ({data.tokenizer})",
+            f"{trained(data)}; tokens P50 {data.p50_tokens}, P95 {data.p95_tokens}, "
+            f"longest {data.max_tokens} ({data.tokenizer})" + _cut(decided),
         ),
         (
             "will run",
@@ -78,6 +79,11 @@ def _choice(decided: Plan, columns: int) -> list[str]:
         *(("", note) for note in decided.effective.notes),
     ]
     return [f"Plan {decided.digest[:8]}", *text.rows(pairs, columns)]
+
+
+def _cut(decided: Plan) -> str:
+    limit, facts = decided.candidate.max_length, decided.facts
+    return f", cut to {limit}" if facts.cuts_rows and facts.data.max_tokens > limit else ""
 
 
 def _tuning(decided: Plan) -> str:

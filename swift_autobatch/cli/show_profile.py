@@ -9,7 +9,7 @@ from pathlib import Path
 from swift_autobatch.api import Profile
 from swift_autobatch.cli import text
 from swift_autobatch.cli.text import joined, section
-from swift_autobatch.facts.summary import told
+from swift_autobatch.facts.summary import told, trained
 from swift_autobatch.records import DataFacts
 from swift_autobatch.units import show_count, show_gib, show_seconds
 from swift_autobatch.worth import Worth
@@ -42,11 +42,11 @@ def _summary(found: Profile) -> list[tuple[str, str]]:
     pairs = [
         ("data", ", ".join(Path(name).name for name in data.files)),
         ("model", f"{found.facts.model.id}, template {found.facts.model.swift_template or 'unknown'}"),
-        ("rows", f"{data.kept} of {data.rows} train"),
+        ("rows", trained(data)),
         (
             "tokens",
             f"P50 {data.p50_tokens}, P90 {data.p90_tokens}, P95 {data.p95_tokens}, P99 {data.p99_tokens}, "
-            f"longest {data.max_tokens}; {show_count(data.mean_tokens * data.kept)} in all",
+            f"longest {data.max_tokens}{_widened(data)}; {show_count(data.mean_tokens * data.kept)} in all",
         ),
         ("supervised", f"{data.mean_supervised_tokens:.1f} a row on average, at most {data.max_supervised_tokens}"),
         ("counted by", _counted(data)),
@@ -67,6 +67,17 @@ def _summary(found: Profile) -> list[tuple[str, str]]:
     return pairs
 
 
+def _widened(data: DataFacts) -> str:
+    return " (planned for: wider than its estimate)" if data.max_tokens > max(_estimates(data)) else ""
+
+
+def _estimates(data: DataFacts) -> tuple[int, ...]:
+    """The lengths as they were counted or estimated; the last one of ``lengths`` is what the longest is planned for."""
+    if data.exact:
+        return data.lengths
+    return (*data.lengths[:-1], max(data.p99_tokens, *data.lengths[-2:-1], 0))
+
+
 def _counted(data: DataFacts) -> str:
     if data.exact:
         return f"{data.tokenizer}: exactly as the engine will"
@@ -77,15 +88,16 @@ def _counted(data: DataFacts) -> str:
 
 def _histogram(data: DataFacts, columns: int) -> list[str]:
     """Bars over ranges that grow with the lengths, so that a long tail does not hide the bulk."""
-    low, high = data.lengths[0], data.max_tokens
+    lengths = _estimates(data)
+    low, high = lengths[0], lengths[-1]
     bars = min(_BARS, high - low + 1)
     ratio = (high / max(1, low)) ** (1 / bars) if high > 4 * low else 0.0
     edges = [round(max(1, low) * ratio**at) if ratio else low + (high - low) * at // bars for at in range(bars)]
     edges = [*sorted({*edges, low}), high + 1]
-    weight = data.kept / len(data.lengths)
+    weight = data.kept / len(lengths)
     counts = []
     for start, end in pairwise(edges):
-        inside = bisect_left(data.lengths, end) - bisect_left(data.lengths, start)
+        inside = bisect_left(lengths, end) - bisect_left(lengths, start)
         counts.append((f"{start}-{end - 1}", round(inside * weight)))
     wide = max(len(name) for name, _ in counts)
     number = max(len(str(count)) for _, count in counts)

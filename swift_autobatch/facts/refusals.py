@@ -16,6 +16,7 @@ from swift_autobatch.tables import near
 _NAMED = 8  # places named in one refusal
 _DROPPED_SHARE = 0.5  # above it nothing is planned
 _EXAMPLE = '{"query": "...", "response": "..."}'
+_EXAMPLES = {".csv": "who are you?,I am a helper", ".parquet": "a query and a response"}  # a row, where it is no JSON
 
 
 def column_names(batch: Sequence[tuple[int, Any]]) -> tuple[str, ...]:
@@ -38,7 +39,7 @@ def chosen_shape(path: Path, batch: list[tuple[int, Any]]) -> Shape:
         raise InputError(
             "the rows are not objects with named columns",
             where=f"{path}:{line}",
-            hints=(f"write each row as {_EXAMPLE}",),
+            hints=(f"write each row as {example(path)}",),
         )
     raise InputError(
         f"no column to train on: found {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}",
@@ -48,8 +49,25 @@ def chosen_shape(path: Path, batch: list[tuple[int, Any]]) -> Shape:
             f"answers: {', '.join(RESPONSE_COLUMNS)}",
             f"conversations: {', '.join(MESSAGE_COLUMNS)}",
         ),
-        hints=_column_hints(names, batch[0][1]),
+        hints=_separator_hints(path, names) or _column_hints(names, batch[0][1]),
     )
+
+
+def example(path: Path) -> str:
+    """A row as a file of this kind holds it."""
+    return _EXAMPLES.get(path.suffix, _EXAMPLE)
+
+
+def _separator_hints(path: Path, names: list[str]) -> tuple[str, ...]:
+    """A .csv that is separated otherwise: the engine reads commas, and takes the whole line for one column."""
+    if path.suffix != ".csv" or len(names) != 1:
+        return ()
+    found = next((mark for mark in (";", "\t", "|") if mark in names[0]), None)
+    if found is None:
+        return ()
+    code = f"import pandas as p; p.read_csv({path.name!r}, sep={found!r}).to_csv('commas.csv', index=False)"
+    named = {"\t": "tabs"}.get(found, repr(found))
+    return (f'its columns are separated by {named}, the engine reads commas: python -c "{code}" writes it with those',)
 
 
 def _column_hints(names: list[str], row: Any) -> tuple[str, ...]:
@@ -57,7 +75,7 @@ def _column_hints(names: list[str], row: Any) -> tuple[str, ...]:
     if len(names) <= 2 and inner:
         return (f"the rows are inside {inner[0]!r}: save that list alone as the file",)
     known = [*QUERY_COLUMNS, *RESPONSE_COLUMNS, *MESSAGE_COLUMNS]
-    renames = [f"rename column {name!r} to {close[0]!r}" for name in names if (close := near(name, known, 1))]
+    renames = [f"rename column {name!r} to {close[0]!r}" for name in names if (close := near(name, known, 1, 0.7))]
     return tuple(renames[:2]) or ("rename the question column to 'query' and the answer column to 'response'",)
 
 
@@ -133,11 +151,18 @@ def unloadable(problems: Sequence[Problem]) -> InputError:
 
 def no_rows(path: Path) -> InputError:
     """The file holds no row at all."""
-    empty = path.stat().st_size == 0
+    with path.open("rb") as stream:
+        empty = not stream.read(4096).strip()
+    hints = {
+        ".csv": f"write the line query,response into it and below it rows such as {example(path)}"
+        if empty
+        else f"it has a line of names and nothing below it: add rows such as {example(path)}",
+        ".parquet": "write it with at least one row: a query and a response",
+    }
     return InputError(
         "the dataset is empty" if empty else "the dataset has no rows",
         where=str(path),
-        hints=(f"write one JSON object a line into it, such as {_EXAMPLE}",),
+        hints=(hints.get(path.suffix, f"write one JSON object a line into it, such as {_EXAMPLE}"),),
     )
 
 
@@ -147,5 +172,5 @@ def none_left(problems: Sequence[Problem], rows: int) -> InputError:
     return InputError(
         f"none of the {rows} rows can be trained: {first.text}",
         where=f"{first.file}:{first.line}",
-        hints=(f"make line {first.line} read: {_EXAMPLE}",),
+        hints=(f"make line {first.line} read: {example(Path(first.file))}",),
     )

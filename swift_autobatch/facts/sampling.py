@@ -7,12 +7,15 @@ without repeats, of the rows that the loader kept. ``--dataset_shuffle false`` a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from swift_autobatch.errors import InputError
 from swift_autobatch.facts.conversation import RowError, Shape, conversation
 from swift_autobatch.facts.lines import Fault
-from swift_autobatch.records import Sourced
+from swift_autobatch.facts.spelling import Pins
+from swift_autobatch.records import DataFacts
 
 if TYPE_CHECKING:
     from numpy.random import RandomState
@@ -26,7 +29,7 @@ _YES = ("true", "1", "yes")
 class Draw:
     """The draws of one command; each call goes on with the random numbers of the one before."""
 
-    def __init__(self, pins: Mapping[str, Sourced[Any]]) -> None:
+    def __init__(self, pins: Pins) -> None:
         said = {name: str(pin.value).lower() for name, pin in pins.items() if pin.value is not None}
         in_order = said.get("dataset_shuffle", "true") in _NO or said.get("streaming", "false") in _YES
         self.seed = int(said["data_seed"]) if said.get("data_seed", "").isdigit() else _SEED
@@ -75,3 +78,33 @@ def sampled(rows: Iterator[tuple[int, Any]], shape: Shape, times: Iterator[int])
             continue
         for _ in range(next(times)):
             yield line, row
+
+
+def set_apart(data: DataFacts, pins: Pins) -> DataFacts:
+    """The data without the rows that ``--split_dataset_ratio`` takes for evaluation.
+
+    Raises:
+        InputError: not one row is left to train on.
+
+    Source: ms-swift 4.6 swift/dataset/dataset_meta.py ``post_process`` (a share of the rows, one at least, drawn before
+    bad ones are dropped); swift/arguments/sft_args.py ``_init_eval_strategy`` (no evaluation: no split).
+    """
+    ratio = float(_pinned(pins, "split_dataset_ratio") or 0)
+    strategy = _pinned(pins, "eval_strategy") or _pinned(pins, "save_strategy")
+    kept = data.kept + data.evaluated_rows
+    if not ratio or strategy == "no":
+        return replace(data, kept=kept, evaluated_rows=0)
+    share = max(int(data.rows * ratio), 1) / data.rows
+    apart = max(1, round(share * kept))
+    if apart >= kept:
+        raise InputError(
+            f"--split_dataset_ratio {ratio:g} leaves no row to train on: {kept} of {data.rows} rows are fit to train",
+            where="--split_dataset_ratio",
+            hints=("drop it, or name rows to evaluate on: --val_dataset FILE",),
+        )
+    return replace(data, kept=kept - apart, evaluated_rows=apart)
+
+
+def _pinned(pins: Pins, flag: str) -> str | None:
+    pin = pins.get(flag)
+    return pin.value if pin is not None and isinstance(pin.value, str) else None

@@ -241,9 +241,19 @@ def _missing(parts: _Spelled, path: Path) -> Source:
         )
     folder = path.parent
     names = [child.name for child in folder.iterdir() if child.is_file()] if folder.is_dir() else []
-    close = near(path.name, names) or tuple(sorted(name for name in names if Path(name).suffix in SUFFIXES)[:3])
+    stems = {Path(name).stem: name for name in sorted(names)}
+    close = [f"--dataset {folder / stems[stem]}" for stem in near(path.stem, list(stems), cutoff=0.7)]
     raise InputError(
         "the dataset does not exist" if names or folder.is_dir() else f"the folder {folder} does not exist",
         where=str(path),
-        hints=tuple(f"--dataset {folder / name}" for name in close) or ("check the path given to --dataset",),
+        hints=(*close, *_of_a_registry(parts.name)) or ("check the path given to --dataset",),
     )
+
+
+def _of_a_registry(name: str) -> tuple[str, ...]:
+    """For a bare word: other trainers register datasets under names, and here a dataset is data."""
+    if "/" in name or Path(name).suffix:
+        return ()
+    words = "a name that another trainer's list of datasets knows is not known here"
+    several = f"; several are given as --dataset {' '.join(name.split(','))}" if "," in name else ""
+    return (f"{words}: name its file, or its hub id OWNER/NAME{several}",)

@@ -28,6 +28,12 @@ class Told:
         return f"{self.code}, {self.rows} ({self.effect}): {self.text}. At {', '.join(self.places)}."
 
 
+def trained(data: DataFacts) -> str:
+    """``45 of 50 train, 5 are for evaluation``."""
+    apart = f", {data.evaluated_rows} are for evaluation" if data.evaluated_rows else ""
+    return f"{data.kept} of {data.rows} train{apart}"
+
+
 def told(data: DataFacts, places: int | None = _PLACES) -> tuple[Told, ...]:
     """One entry a code: what drops rows first, then what most rows have.
 

@@ -74,6 +74,28 @@ def no_rule_allows(folder: Path) -> tuple[str, ...]:
     )
 
 
+def with_rows(*words: str) -> Callable[[Path], tuple[str, ...]]:
+    """Good rows, and these words after them."""
+
+    def arguments(folder: Path) -> tuple[str, ...]:
+        (folder / "rows.jsonl").write_text(GOOD)
+        return ("--dataset", "rows.jsonl", *GPUS, *words)
+
+    return arguments
+
+
+def data(name: str, text: str) -> Callable[[Path], tuple[str, ...]]:
+    """A dataset of that name and text; no file where there is no text."""
+
+    def arguments(folder: Path) -> tuple[str, ...]:
+        (folder / "other.jsonl").write_text(GOOD)
+        if text:
+            (folder / name).write_text(text)
+        return ("--dataset", name, *GPUS)
+
+    return arguments
+
+
 # what: (arguments, exit code, where it points, a word of the hint)
 CASES: dict[str, tuple[Callable[[Path], tuple[str, ...]], int, str, str]] = {
     "missing dataset": (missing, 5, "rowz.jsonl", "rows.jsonl"),
@@ -86,6 +108,13 @@ CASES: dict[str, tuple[Callable[[Path], tuple[str, ...]], int, str, str]] = {
     "no cards": (no_cards, 2, "--gpus", "1x4090"),
     "a flag given twice": (twice, 2, "--max", "keep one"),
     "a flag of ms-swift 3": (renamed, 2, "--train_type", "--tuner_type"),
+    "semicolons": (data("s.csv", "query;response\na;b\n"), 5, "s.csv", "separated by ';'"),
+    "tabs": (data("s.csv", "query\tresponse\na\tb\n"), 5, "s.csv", "separated by tabs"),
+    "a line of names alone": (data("s.csv", "query,response\n"), 5, "s.csv", "add rows such as who are you?,"),
+    "an empty csv": (data("s.csv", " "), 5, "s.csv", "query,response"),
+    "names of another trainer": (data("identity,alpaca", ""), 5, "identity,alpaca", "--dataset identity alpaca"),
+    "a share of all rows": (with_rows("--split_dataset_ratio", "1.0"), 2, "--split_dataset_ratio", "0."),
+    "rows to evaluate on that are not there": (with_rows("--val_dataset", "v.jsonl"), 2, "--val_dataset", "path"),
     "a combination that no rule allows": (no_rule_allows, 2, "--deepspeed", "zero2"),
 }
 
