@@ -19,6 +19,7 @@ from swift_autobatch import (
     checkpoints,
     committed,
     doctor,
+    history,
     mend,
     proving,
     receipt,
@@ -234,6 +235,25 @@ def explanation_json(found: Postmortem) -> dict[str, Any]:
     return {"schema": "autoswift.explanation/1", **asdict(found)}
 
 
+def receipts(env: Environment) -> tuple[tuple[Path, Mapping[str, Any]], ...]:
+    """(file, receipt) of every receipt in the state folder, oldest first."""
+    return receipt.read_all(env)
+
+
+def receipts_json(found: tuple[tuple[Path, Mapping[str, Any]], ...]) -> dict[str, Any]:
+    """Receipts as ``autoswift.receipts/1``; each is an ``autoswift.receipt/2``."""
+    rows = [{"name": path.stem, "path": str(path), "receipt": dict(one)} for path, one in found]
+    return {"schema": "autoswift.receipts/1", "receipts": rows}
+
+
+def one_receipt(
+    name: str, env: Environment
+) -> tuple[Mapping[str, Any], tuple[tuple[str, str | None, str | None], ...]]:
+    """A receipt by name, file or run folder, and (what, then, now) of the versions that are others here now."""
+    found = receipt.find(name, env)
+    return found, history.drift(found, read_software(env).versions)
+
+
 def plan(request: Request, env: Environment, progress: Progress | None = None) -> Plan:
     """Reads the facts and chooses; nothing is started, and nothing written but the file of ``--save-recipe``.
 
@@ -242,7 +262,14 @@ def plan(request: Request, env: Environment, progress: Progress | None = None) -
     """
     asked, decided = _decide(request, env, progress or Silent())
     committed.save(decided, asked, env, progress or Silent())
+    assumed = (*decided.prediction.assumptions, *_cited(decided, env))
+    decided = replace(decided, prediction=replace(decided.prediction, assumptions=assumed))
     return replace(decided, changes=whatif.changes(asked, decided, strategies(env), env.cwd))
+
+
+def _cited(decided: Plan, env: Environment) -> tuple[str, ...]:
+    """What receipts of the same model and strategy on this class of machine say."""
+    return history.cite((one for _, one in receipt.read_all(env, decided.machine_class)), decided)
 
 
 def profile(request: Request, env: Environment, progress: Progress | None = None, *, full: bool = False) -> Profile:
@@ -413,9 +440,13 @@ def sft(request: Request, env: Environment, progress: Progress | None = None) ->
     job = recovery.Job(asked=asked, table=strategies(env), root=Path(env.cwd), run=folder, env=env, files=_files)
     tries: list[Died] = []
     try:
+        _needs_disk(decided, asked, folder, None if verdict is None else verdict.checkpoint_bytes)
         decided, done = recovery.train(decided, artefacts, job, progress, tries)
     except Exception as error:
-        receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None, failure=error, died=tries)
+        try:
+            receipt.record(decided, folder=folder, env=env, verdict=verdict, run=None, failure=error, died=tries)
+        except MachineError as lost:  # must not hide what the job died of
+            progress.stage(f"warning: no receipt is kept: {lost.what}")
         raise
     try:
         done = _asked(done, decided, request, env, progress)
@@ -562,6 +593,8 @@ def _plan_here(request: Request, env: Environment, progress: Progress) -> tuple[
     progress.stage(_headline(decided))
     for one in told(decided.facts.data):
         progress.stage(f"data: {one.sentence}")
+    for note in _cited(decided, env):
+        progress.stage(note)
     return asked, decided
 
 
@@ -584,20 +617,25 @@ def _headline(decided: Plan) -> str:
     )
 
 
-def _needs_disk(decided: Plan, request: Request, folder: Path) -> None:
+def _needs_disk(decided: Plan, request: Request, folder: Path, measured: int | None = None) -> None:
     """Refuses to start a job whose checkpoints will not fit beside each other.
+
+    Args:
+        measured: bytes of the checkpoint that the dry run wrote; None: it wrote none, they are computed.
 
     Raises:
         MachineError: with what they need and what is free.
     """
-    needed = checkpoints.disk_needed(decided.candidate, decided.facts.model, request)
+    computed = checkpoints.checkpoint_bytes(decided.candidate, decided.facts.model, request)
+    one = computed if measured is None else measured
+    needed = checkpoints.disk_needed(decided.candidate, decided.facts.model, request, one)
     free = disk_free_bytes(folder)
     if needed > free:
-        one = checkpoints.checkpoint_bytes(decided.candidate, decided.facts.model, request)
+        by = "" if measured is None else " as the dry run wrote it"
         raise MachineError(
             f"the checkpoints of this job need up to {show_gib(needed)} of disk and {show_gib(free)} are free",
             where=str(folder),
-            figures=(f"one checkpoint {show_gib(one)}; the best, the latest and the one being written are kept",),
+            figures=(f"one checkpoint {show_gib(one)}{by}; the best, the latest and the one being written are kept",),
             hints=("--save_only_model true", "--save_total_limit 1", "--output-dir on another disk"),
         )
 

@@ -21,7 +21,7 @@ from swift_autobatch.predict import predict
 from swift_autobatch.predict.band import CALIBRATED, band, kind_of
 from swift_autobatch.predict.instants import LASTING, LAYERS, ROWS
 from swift_autobatch.predict.job import check_calibration, constants
-from swift_autobatch.records import Environment, Facts, Measured, Plan, Verdict, replace
+from swift_autobatch.records import Environment, Facts, Measured, Plan, Reason, Verdict, replace
 from swift_autobatch.units import GIB, show_gib
 
 SCHEMA = "autoswift.calibration/1"
@@ -108,6 +108,28 @@ def learn(plan: Plan, verdict: Verdict) -> tuple[Learned, ...]:
     if verdict.reason.code in MEMORY_CODES:
         return (*found, *_refusal(plan, facts, verdict))
     return found
+
+
+def learn_from_training(plan: Plan, measured: tuple[Measured, ...], died_of: str | None) -> tuple[Learned, ...]:
+    """What a whole training has measured of the band: it may only widen it, for its dearest rows need not have met.
+
+    Args:
+        died_of: ``gpu-oom`` or ``host-kill``; None: it went to its end.
+    """
+    seen = Verdict(
+        verdict="pass" if died_of is None else "fail",
+        reason=Reason(code=died_of or "pass", text="training"),
+        measured=measured,
+        steps=(),
+        child_exit=None,
+        seconds=0.0,
+        folder="",
+        rows=(),
+    )
+    if died_of is not None:
+        return _refusal(plan, plan.facts, seen)
+    now = band(plan.candidate, plan.facts.calibration).p99
+    return tuple(one for one in _width(plan, plan.facts, seen) if one.value > now)
 
 
 def with_learned(facts: Facts, learned: tuple[Learned, ...]) -> Facts:

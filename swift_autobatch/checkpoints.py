@@ -35,13 +35,18 @@ def checkpoint_bytes(candidate: Candidate, model: ModelFacts, request: Request) 
     return written + trained * states
 
 
-def disk_needed(candidate: Candidate, model: ModelFacts, request: Request) -> int:
-    """Bytes that the checkpoints of a whole job take at their most."""
+def disk_needed(candidate: Candidate, model: ModelFacts, request: Request, one: int | None = None) -> int:
+    """Bytes that the checkpoints of a whole job take at their most.
+
+    Args:
+        one: bytes of one checkpoint, where one has been written; None: by ``checkpoint_bytes``.
+    """
+    one = checkpoint_bytes(candidate, model, request) if one is None else one
     if _text(request, "save_strategy") == "no":
-        return checkpoint_bytes(candidate, model, request)
+        return one
     limit = _text(request, "save_total_limit")
     kept = int(limit) if limit and limit.isdigit() else SAVE_TOTAL_LIMIT
-    return (kept + _BESIDE_THE_LIMIT) * checkpoint_bytes(candidate, model, request)
+    return (kept + _BESIDE_THE_LIMIT) * one
 
 
 def notes(candidate: Candidate, facts: Facts, request: Request) -> Iterator[str]:

@@ -1,20 +1,38 @@
-"""Planned beside measured, as JSON (``autoswift.receipt/1``): written once, never overwritten, read back later."""
+"""Planned beside measured, as JSON (``autoswift.receipt/2``): written once, never overwritten, read back later.
+
+Version 1 lacked what a job died of and was gone on from, and the kind of its band; it is read as the newest one.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from swift_autobatch import render
 from swift_autobatch.errors import AutoswiftError, InputError, Interrupted, MachineError, TrainingError
+from swift_autobatch.predict.band import kind_of
 from swift_autobatch.records import Died, Environment, Measured, Plan, Run, Step, Verdict
 
-SCHEMA = "autoswift.receipt/1"
+SCHEMA = "autoswift.receipt/2"
 NAME = "receipt.json"
+
+
+def _from_1(old: Mapping[str, Any]) -> dict[str, Any]:
+    training = old.get("training")
+    return {
+        **old,
+        "schema": SCHEMA,
+        "kind": None,
+        "training": None if training is None else {**training, "died": training.get("died", [])},
+    }
+
+
+# Each takes a receipt of an older schema to the next one.
+MIGRATIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"autoswift.receipt/1": _from_1}
 
 
 def record(
@@ -30,18 +48,25 @@ def record(
     """Builds the receipt and writes it to ``<folder>/autoswift/receipt.json`` and to the machine's collection.
 
     Returns:
-        The receipt, with ``path`` saying where it lies.
+        The receipt, with ``path`` and ``copy`` saying where it lies.
 
     Raises:
-        MachineError: the run folder cannot be written. (A collection that cannot be written is left out, and said so.)
+        MachineError: neither the run folder nor the collection can be written. One that cannot is None in the receipt:
+            a job that died of a full disk still leaves the other.
     """
     receipt = build(plan, folder=folder, verdict=verdict, run=run, failure=failure, died=died)
-    path = _write_new(folder / "autoswift" / NAME, receipt)
-    try:
-        copy = _write_new(collection(env, plan.machine_class) / f"{folder.name}.json", receipt)
-    except MachineError:
-        copy = None
-    return {**receipt, "path": str(path), "copy": None if copy is None else str(copy)}
+    places = {"path": folder / "autoswift" / NAME, "copy": collection(env, plan.machine_class) / f"{folder.name}.json"}
+    kept: dict[str, str | None] = {}
+    refused: list[MachineError] = []
+    for key, place in places.items():
+        try:
+            kept[key] = str(_write_new(place, receipt))
+        except MachineError as error:
+            kept[key] = None
+            refused.append(error)
+    if len(refused) == len(places):
+        raise refused[0]
+    return {**receipt, **kept}
 
 
 def collection(env: Environment, machine_class: str) -> Path:
@@ -50,10 +75,10 @@ def collection(env: Environment, machine_class: str) -> Path:
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """A receipt from its file.
+    """A receipt from its file, an older one as the newest schema has it.
 
     Raises:
-        InputError: the file is missing or is no receipt of this version.
+        InputError: the file is missing, or is no receipt, or one of a newer version.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -61,14 +86,16 @@ def read(path: Path) -> Mapping[str, Any]:
         raise InputError(f"the receipt cannot be read: {error.strerror}", where=str(path)) from None
     except ValueError as error:
         raise InputError(f"the receipt is not JSON: {error}", where=str(path)) from None
-    schema = found.get("schema") if isinstance(found, dict) else None
-    if schema != SCHEMA:
+    receipt = found if isinstance(found, dict) else {}
+    while (step := MIGRATIONS.get(str(receipt.get("schema")))) is not None:
+        receipt = step(receipt)
+    if receipt.get("schema") != SCHEMA:
         raise InputError(
-            f"this is not a receipt of this version: schema is {schema!r}, not {SCHEMA!r}",
+            f"this is not a receipt that this version reads: schema is {receipt.get('schema')!r}, not {SCHEMA!r}",
             where=str(path),
             hints=("autoswift receipts ls lists the receipts of this machine",),
         )
-    return dict(found)
+    return dict(receipt)
 
 
 def read_all(env: Environment, machine_class: str | None = None) -> tuple[tuple[Path, Mapping[str, Any]], ...]:
@@ -81,6 +108,35 @@ def read_all(env: Environment, machine_class: str | None = None) -> tuple[tuple[
         except InputError:
             continue
     return tuple(sorted(found, key=lambda pair: (str(pair[1].get("written", "")), pair[0].stat().st_mtime_ns)))
+
+
+def find(name: str, env: Environment) -> Mapping[str, Any]:
+    """The receipt that a person means.
+
+    Args:
+        name: ``last``, a name of ``receipts ls`` or how one begins, a receipt's file, or a run folder.
+
+    Raises:
+        InputError: there is none of that name, or more than one.
+    """
+    path = Path(env.cwd, name)
+    if path.is_dir():
+        own = path / "autoswift"
+        return read(max(own.glob("receipt*.json"), key=lambda one: one.stat().st_mtime_ns, default=own / NAME))
+    if path.is_file():
+        return read(path)
+    kept = read_all(env)
+    if name == "last" and kept:
+        return kept[-1][1]
+    exact = [receipt for path, receipt in kept if path.stem == name]
+    alike = exact or [receipt for path, receipt in kept if path.stem.startswith(name)]
+    if len(alike) == 1:
+        return alike[0]
+    raise InputError(
+        f"{len(alike)} receipts are called {name!r}" if alike else f"there is no receipt {name!r}",
+        where=name,
+        hints=("autoswift receipts ls lists them",) if kept else ("autoswift dry-run leaves the first one",),
+    )
 
 
 def build(
@@ -101,6 +157,7 @@ def build(
         "plan_digest": plan.digest,
         "machine_class": plan.machine_class,
         "strategy": plan.candidate.strategy,
+        "kind": kind_of(plan.candidate),
         "model": plan.facts.model.id,
         "data_digest": plan.facts.data.digest,
         "versions": {name: version for name, version in plan.facts.machine.software.versions.items() if version},

@@ -12,17 +12,28 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift_autobatch import render
+from swift_autobatch import calibration, engine_log, render
 from swift_autobatch.checkpoint_files import broken, checkpoints, last_whole
-from swift_autobatch.errors import NothingFitsError, TrainingError, UsageError
+from swift_autobatch.errors import MachineError, NothingFitsError, TrainingError, UsageError
 from swift_autobatch.planner import make_plan
 from swift_autobatch.progress import Progress
-from swift_autobatch.records import Artefacts, Candidate, Died, Environment, Plan, Request, Run, Sourced, Strategy
+from swift_autobatch.records import (
+    Artefacts,
+    Candidate,
+    Died,
+    Environment,
+    Measured,
+    Plan,
+    Request,
+    Run,
+    Sourced,
+    Strategy,
+)
 from swift_autobatch.run import run_training
 from swift_autobatch.units import show_gib
 
 MOST = 2  # times that a job is gone on with
-_SHORT_OF_MEMORY = ("gpu-oom", "host-oom")
+_SHORT_OF_MEMORY = {"gpu-oom": "gpu-oom", "host-oom": "host-kill"}  # and what a dry run calls it
 _SAME_AGAIN = ("killed", "stalled", "port")
 # What the next launch writes anew in the run's autoswift folder; logging.jsonl and checkpoints are gone on with.
 _OF_ONE_TRY = ("telemetry-*.jsonl", "swift.log", "launch.json", "stop*", "plan.json", "run.sh", "ds.json", "fsdp.json")
@@ -53,7 +64,7 @@ def train(decided: Plan, artefacts: Artefacts, job: Job, progress: Progress, tri
     """
     while True:
         try:
-            return decided, run_training(
+            done = run_training(
                 decided,
                 artefacts,
                 root=job.root,
@@ -64,6 +75,12 @@ def train(decided: Plan, artefacts: Artefacts, job: Job, progress: Progress, tri
             )
         except TrainingError as error:
             died = error
+        else:
+            _learn(decided, done.measured, None, job, progress)
+            return decided, done
+        if died.code in _SHORT_OF_MEMORY:
+            measured = engine_log.measured(engine_log.read_telemetry(job.run / "autoswift"))
+            _learn(decided, measured, _SHORT_OF_MEMORY[died.code], job, progress)
         plan = following(died, decided, job) if len(tries) < MOST else None
         if plan is None:
             raise died
@@ -74,6 +91,17 @@ def train(decided: Plan, artefacts: Artefacts, job: Job, progress: Progress, tri
         progress.stage(_said(len(tries), decided, plan, checkpoint))
         decided = plan
         artefacts = _artefacts(plan, job, checkpoint)
+
+
+def _learn(decided: Plan, measured: tuple[Measured, ...], died_of: str | None, job: Job, progress: Progress) -> None:
+    """Widens the band of this class of machine where the training took more than it allows for."""
+    learned = calibration.learn_from_training(decided, measured, died_of)
+    for one in learned:
+        progress.stage(f"learned of this class of machine: {one.name} {one.value:g}: {one.why}")
+    try:
+        calibration.keep(job.env, decided.machine_class, learned)
+    except MachineError as error:
+        progress.stage(f"warning: what was measured of this machine is not kept: {error.what}")
 
 
 def following(died: TrainingError, decided: Plan, job: Job) -> Plan | None:
@@ -94,14 +122,14 @@ def _smaller(decided: Plan, job: Job) -> Iterator[Plan]:
     """Plans of the same strategy that need less, least change first."""
     now, asked = decided.candidate, _same_batch(decided, job.asked)
     batch = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    halved = dict(zip(batch, (str(now.micro_batch // 2), str(now.accumulation * 2)), strict=True))
     kept = dict(zip(batch, (str(now.micro_batch), str(now.accumulation)), strict=True))
-    checkpointed = {**kept, "gradient_checkpointing": "true"}
     changes = []
-    if now.micro_batch > 1 and now.micro_batch % 2 == 0 and not set(batch) & set(job.asked.pins):
-        changes.append(halved)
+    if now.micro_batch > 1 and not set(batch) & set(job.asked.pins):
+        part = next(number for number in range(2, now.micro_batch + 1) if now.micro_batch % number == 0)
+        parted = (str(now.micro_batch // part), str(now.accumulation * part))  # halved, where it is even
+        changes.append(dict(zip(batch, parted, strict=True)))
     if not now.gradient_checkpointing and "gradient_checkpointing" not in job.asked.pins:
-        changes.append(checkpointed)
+        changes.append({**kept, "gradient_checkpointing": "true"})
     for change in changes:
         yield from _planned(_pinned(asked, now.strategy, change), decided, job)
 
@@ -198,7 +226,6 @@ def _artefacts(plan: Plan, job: Job, checkpoint: Path | None) -> Artefacts:
     if checkpoint is not None:
         args["resume_from_checkpoint"] = Sourced(value=f"$RUN/{checkpoint.name}", source=_SOURCE)
         args.pop("resume_only_model", None)  # of a checkpoint that the user began from
-    resumed = replace(plan, engine_args=args)
-    artefacts = render.render(resumed)
-    render.write(job.files(resumed, job.asked, artefacts), job.run / "autoswift", force=True)
+    artefacts = render.render(replace(plan, engine_args=args))
+    render.write(job.files(plan, job.asked, artefacts), job.run / "autoswift", force=True)
     return artefacts

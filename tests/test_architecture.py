@@ -19,7 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"request", "engine_flags", "deepspeed_config", "recipe", "facts", "strategies", "trace"}),
     frozenset({"rules", "effective", "pins", "misfits", "machines", "doctor"}),
     frozenset({"candidates", "predict", "schedule", "checkpoints", "arguments"}),
-    frozenset({"planner", "mend", "worth", "shortfall", "search", "refusal", "reasons"}),
+    frozenset({"planner", "mend", "worth", "shortfall", "search", "refusal", "reasons", "history"}),
     frozenset({"render", "decision", "whatif", "sweep", "buying"}),
     frozenset({"gate", "engine", "engine_log", "telemetry", "adopt"}),
     frozenset(
@@ -50,6 +50,7 @@ PURE = frozenset(
         "search",
         "refusal",
         "reasons",
+        "history",
         "whatif",
         "sweep",
         "buying",

@@ -124,6 +124,23 @@ def test_the_allocators_last_words_widen_further_than_the_least_that_refuses(tmp
     assert learned(made, verdict("fail", "gpu-oom", oom=said)).popitem()[1] > least.popitem()[1]
 
 
+def test_a_training_that_took_more_than_the_band_widens_it_and_one_that_took_less_does_not(tmp_path: Path) -> None:
+    """Its dearest rows need not have met in one micro batch: a small figure promises nothing."""
+    made = plan(tmp_path)
+    needs = made.prediction.needs_p99_bytes / GIB
+    assert calibration.learn_from_training(made, (measured(0.8 * needs),), None) == ()
+    (wider,) = calibration.learn_from_training(made, (measured(needs + 1),), None)
+    after = predict(calibration.with_learned(made.facts, (wider,)), made.candidate)
+    assert after.needs_p99_bytes >= (needs + 1) * GIB
+
+
+@pytest.mark.parametrize("code", ["gpu-oom", "host-kill"])
+def test_a_training_that_died_for_lack_of_memory_is_not_judged_to_fit_again(tmp_path: Path, code: str) -> None:
+    made = plan(tmp_path)
+    found = calibration.learn_from_training(made, (measured(10),), code)
+    assert not predict(calibration.with_learned(made.facts, found), made.candidate).fits
+
+
 def test_other_failures_teach_nothing_about_memory(tmp_path: Path) -> None:
     assert learned(plan(tmp_path), verdict("fail", "nan-loss")) == {}
 

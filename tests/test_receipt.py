@@ -9,8 +9,8 @@ import jobs
 import pytest
 
 from swift_autobatch import receipt
-from swift_autobatch.errors import InputError, Interrupted, TrainingError
-from swift_autobatch.records import Answer, Measured, Reason, Run, Step, Verdict, replace
+from swift_autobatch.errors import InputError, Interrupted, MachineError, TrainingError
+from swift_autobatch.records import Answer, Died, Measured, Reason, Run, Step, Verdict, replace
 
 KEYS = [
     "schema",
@@ -20,6 +20,7 @@ KEYS = [
     "plan_digest",
     "machine_class",
     "strategy",
+    "kind",
     "model",
     "data_digest",
     "versions",
@@ -140,6 +141,70 @@ def test_a_collection_that_cannot_be_written_does_not_lose_the_receipt(tmp_path:
     kept = receipt.record(jobs.plan(tmp_path), folder=folder, env=env, verdict=verdict(folder), run=None)
     assert kept["copy"] is None
     assert Path(kept["path"]).is_file()
+
+
+def test_a_receipt_of_version_1_is_read_as_today(tmp_path: Path) -> None:
+    """What 0.1.0 wrote before jobs could be gone on with, cut to what matters here."""
+    old = {"schema": "autoswift.receipt/1", "strategy": "cpu-ddp", "training": {"done": True, "steps": 8}}
+    (tmp_path / "receipt.json").write_text(json.dumps(old))
+    read = receipt.read(tmp_path / "receipt.json")
+    assert (read["schema"], read["kind"]) == ("autoswift.receipt/2", None)
+    assert read["training"] == {"done": True, "steps": 8, "died": []}
+    (tmp_path / "receipt.json").write_text(json.dumps({**old, "training": None}))
+    assert receipt.read(tmp_path / "receipt.json")["training"] is None
+
+
+def test_every_older_schema_leads_to_the_newest() -> None:
+    for schema in receipt.MIGRATIONS:
+        found = {"schema": schema}
+        for _ in receipt.MIGRATIONS:
+            step = receipt.MIGRATIONS.get(str(found["schema"]))
+            found = step(found) if step else found
+        assert found["schema"] == receipt.SCHEMA
+
+
+def test_what_a_job_died_of_is_kept(tmp_path: Path) -> None:
+    one = Died(code="gpu-oom", text="it died", child_exit=1, folder="f", checkpoint=None, batch=(4, 1, 2))
+    built = receipt.build(jobs.plan(tmp_path), folder=tmp_path, verdict=None, run=finished(tmp_path), died=(one,))
+    assert json.loads(json.dumps(built))["training"]["died"] == [
+        {
+            "code": "gpu-oom",
+            "text": "it died",
+            "child_exit": 1,
+            "folder": "f",
+            "checkpoint": None,
+            "batch": [4, 1, 2],
+        }
+    ]
+
+
+def test_a_receipt_is_found_by_name_file_and_folder(tmp_path: Path) -> None:
+    plan, env = jobs.plan(tmp_path), jobs.environment(tmp_path)
+    with pytest.raises(InputError, match="there is no receipt 'last'") as none:
+        receipt.find("last", env)
+    assert "autoswift dry-run" in none.value.hints[0]
+    folders = [tmp_path / name for name in ("20260101-1", "20260101-2")]
+    for folder in folders:
+        receipt.record(plan, folder=folder, env=env, verdict=verdict(folder), run=None)
+    assert receipt.find("last", env)["folder"] == str(folders[1])
+    for name in ("20260101-1", "20260101-1/autoswift/receipt.json", str(folders[0])):
+        assert receipt.find(name, env)["folder"] == str(folders[0])
+    with pytest.raises(InputError, match="2 receipts are called '202601'"):
+        receipt.find("202601", env)
+    with pytest.raises(InputError, match="there is no receipt 'nope'") as unknown:
+        receipt.find("nope", env)
+    assert unknown.value.hints == ("autoswift receipts ls lists them",)
+
+
+def test_a_run_folder_that_cannot_be_written_leaves_the_copy(tmp_path: Path) -> None:
+    env, folder = jobs.environment(tmp_path), tmp_path / "run"
+    folder.write_text("a file, not a folder")
+    kept = receipt.record(jobs.plan(tmp_path), folder=folder, env=env, verdict=verdict(folder), run=None)
+    assert kept["path"] is None
+    assert receipt.read(Path(kept["copy"]))["verdict"] == "pass"
+    env = replace(env, state_dir=str(folder))
+    with pytest.raises(MachineError):
+        receipt.record(jobs.plan(tmp_path), folder=folder, env=env, verdict=verdict(folder), run=None)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,14 @@ def test_again_and_again_it_gets_smaller_until_nothing_is_left(tmp_path: Path) -
     assert {one.effective_batch for one in seen} == {8}
 
 
+def test_an_odd_micro_batch_is_parted_too(tmp_path: Path) -> None:
+    plan, asked = job(tmp_path)
+    odd = replace(plan, candidate=replace(plan.candidate, micro_batch=9, accumulation=1))
+    after = recovery.following(died("gpu-oom"), odd, asked)
+    assert after is not None
+    assert (after.candidate.micro_batch, after.candidate.accumulation) == (3, 3)
+
+
 def test_what_the_user_pinned_is_kept(tmp_path: Path) -> None:
     pinned = {"per_device_train_batch_size": "4", "gradient_checkpointing": "false"}
     before, asked = job(tmp_path, **pinned)

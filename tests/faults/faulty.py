@@ -63,6 +63,7 @@ def hang(trainer: Any) -> None:
 def terminate(trainer: Any) -> None:
     """What a cluster does to autoswift itself; its process id is handed in by the test."""
     os.kill(int(Path("autoswift.pid").read_text()), signal.SIGTERM)
+    time.sleep(2)  # it is heard before this step ends
 
 
 def fill_disk(trainer: Any) -> None:
@@ -74,8 +75,22 @@ def fill_disk(trainer: Any) -> None:
                 return
 
 
-FAULT = {
+def greedy_save(trainer: Any) -> None:
+    """From now on a save takes 3 GiB of RAM first, as gathering a sharded model on one rank does."""
+    inner = trainer.save_model
+
+    def save_model(*args: Any, **kwargs: Any) -> Any:
+        whole = torch.ones(3 << 30, dtype=torch.uint8)
+        saved = inner(*args, **kwargs)
+        del whole
+        return saved
+
+    trainer.save_model = save_model
+
+
+WORK = {
     "oom": oom,
+    "greedy-save": greedy_save,
     "killed": killed,
     "killed-saving": killed_saving,
     "launcher": launcher,
@@ -87,13 +102,14 @@ FAULT = {
 
 class Faulty(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        for name, work in FAULT.items():
+        for name, work in WORK.items():
             if due(name, state.global_step):
                 work(self.trainer)
 
 
-if ("no-telemetry", "0") in FAULTS:
-    for rank in range(LAST + 1):
-        Path(os.environ["AUTOSWIFT_TELEMETRY_DIR"], f"telemetry-{rank}.jsonl").mkdir(exist_ok=True)
+if ("no-telemetry", "0") in FAULTS and "AUTOSWIFT_TELEMETRY_DIR" in os.environ:
+    telemetry = Path(os.environ["AUTOSWIFT_TELEMETRY_DIR"], f"telemetry-{RANK}.jsonl")
+    telemetry.unlink(missing_ok=True)
+    telemetry.mkdir()
 
 callbacks_map["faulty"] = Faulty
