@@ -77,7 +77,7 @@ BEYOND_THE_RULES: tuple[tuple[str, dict[str, Any], str], ...] = (
         "gather_16bit_weights_on_model_save",
     ),
     ("packing-sdpa", {"pins": {"packing": "true", "attn_impl": "sdpa"}}, "requires a flash attention implementation"),
-    ("sp-3-of-4", {"world": 4, "parallel": "ddp", "sp": 3}, "AssertionError"),
+    ("sp-3-of-4", {"world": 4, "parallel": "ddp", "sp": 3}, "The world_size 3 needs ulysses/ring-attention"),
     ("bad-key", {"pins": {"deepspeed": json.dumps(BAD_KEY)}, "parallel": "zero2"}, "overlap_com"),
 )
 
