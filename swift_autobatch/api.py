@@ -354,6 +354,9 @@ def rehearsed(
     if refusal := unfit(facts.data):
         raise refusal
     facts = rehearse.assume_kernels(facts, wanted.strategy)
+    asked, done = mend.fixed(asked, facts, wanted.table, Path(env.cwd))
+    if done:
+        progress.stage(done)
     try:
         decided = committed.decide(asked, facts, wanted.table, env, progress)
     except UsageError as error:

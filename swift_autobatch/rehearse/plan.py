@@ -61,6 +61,7 @@ _ANEW = frozenset(
         "callbacks",
         "use_cpu",
         "dataloader_num_workers",
+        "adapters",  # of the real model's widths
     }
 )
 # Of these nobody needs to be told: the places of a run, and what follows from a flag that is told.

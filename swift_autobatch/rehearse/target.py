@@ -142,9 +142,11 @@ def own_words(error: UsageError, wanted: Target) -> UsageError:
     """A planner's refusal of the strategy that was named as RECIPE, with hints that hold for ``rehearse``."""
     if error.where != "--strategy" or wanted.strategy is None:
         return error
-    kept = tuple(hint for hint in error.hints if not hint.startswith(("drop --strategy", "--parallel-method", "'")))
+    # Hints that change the strategy, or the flag that we set for it, are none where it was named to be rehearsed.
+    own = ("drop --strategy", "--strategy", "--parallel-method", "--fix", "'")
+    kept = tuple(hint for hint in error.hints if not hint.startswith(own))
     if wanted.file:
-        kept = tuple(f"change it in {wanted.file}: {hint}" for hint in kept)
+        kept = (*kept, f"change what the sentence names in {wanted.file}")
     else:
         kept += (f"'autoswift recipes show {wanted.name}' says for which machines and tuners it is",)
     error.where = wanted.file or wanted.name

@@ -86,6 +86,13 @@ def test_an_8_bit_optimizer_and_half_precision_are_told(tmp_path: Path) -> None:
     assert listed["--optim"] == ("paged_adamw_8bit", "adamw_torch")
 
 
+def test_adapters_of_the_real_widths_are_left_out_and_told(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    found = made(tmp_path, "single-lora", adapters=str(tmp_path / "adapter"))
+    assert "adapters" in found.real.engine_args
+    assert differences(found)["--adapters"][1] == "-"
+
+
 def test_long_rows_are_cut_and_that_is_told(tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
     file.write_text("".join(json.dumps(jobs.turn("Tell me.", "words " * 400)) + "\n" for _ in range(20)))
@@ -154,7 +161,8 @@ def test_a_refusal_speaks_of_the_recipe_that_was_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         api.rehearsed("mine.yaml", build_request({}, (), env), env)
     assert error.value.where == "mine.yaml"
-    assert error.value.hints[0] == "change it in mine.yaml: --deepspeed zero2"
+    assert "change what the sentence names in mine.yaml" in error.value.hints
+    assert not [hint for hint in error.value.hints if hint.startswith(("--fix", "drop --strategy"))]
 
 
 def _rows(project: Path) -> str:
