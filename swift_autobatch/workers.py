@@ -43,7 +43,8 @@ class Workers:
         self._said = [self._files.enter_context(tempfile.TemporaryFile()) for _ in range(count)]  # noqa: SIM115
         self._children = [start_piped((interpreter, "-c", code), env=env, stderr=said) for said in self._said]
         for child in self._children:
-            self._send(child.stdin, setup)
+            with contextlib.suppress(OSError):  # it is dead already: the first task finds out and says why
+                self._send(child.stdin, setup)
 
     def __enter__(self) -> Workers:
         return self

