@@ -36,7 +36,8 @@ dry-run: $(READY)
 	$(BIN)/autoswift dry-run $(FLAGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not engine' --numprocesses 2 --dist loadscope
+	$(BIN)/python -m pytest -m engine
 
 lint: $(READY)
 	$(BIN)/ruff check .
