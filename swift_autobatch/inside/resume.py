@@ -37,7 +37,7 @@ class Resume(TrainerCallback):  # type: ignore[misc]
             trainer._load_from_checkpoint(folder, trainer.model_wrapped)
         else:
             trainer._load_from_checkpoint(folder)
-            _bare(trainer.optimizer).state.clear()
+            getattr(_bare(trainer.optimizer), "state", {}).clear()  # some fused optimizers keep none
         trainer._load_optimizer_and_scheduler(folder)
         trainer._load_scaler(folder)
         trainer._load_rng_state(folder)

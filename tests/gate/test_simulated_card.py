@@ -94,6 +94,18 @@ def test_a_card_that_is_too_small_is_learned_and_planned_around(project: Path, m
     assert again.candidate == small.plan.candidate
     assert any(line.startswith("measured on this class of machine: cpu_process_gib") for line in _assumed(again))
 
+    # The same card under a training that was never proved: it dies after its first checkpoint and goes on from there.
+    calibration.path_of(env, again.machine_class).unlink()
+    monkeypatch.setenv(CARD, f"{card}:steady")
+    wanted, env = asked(project, "--max_steps", "4", "--save_steps", "1", "--learning_rate", "1e-3")
+    done = api.sft(replace(wanted, skip_dry_run=True, ask=False), env)
+    (died,) = done.receipt["training"]["died"]
+    assert died["code"] == "gpu-oom"
+    assert Path(died["checkpoint"]).name == "checkpoint-1"
+    assert done.plan.candidate.micro_batch < 8
+    assert done.plan.candidate.effective_batch == free.plan.candidate.effective_batch
+    assert done.receipt["training"]["steps"] == 4
+
 
 def test_what_is_pinned_is_never_planned_around_and_the_phase_is_named(
     project: Path, monkeypatch: pytest.MonkeyPatch
