@@ -34,9 +34,13 @@ _FOREIGN = (
 
 
 def child_env(env: Environment, own: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment without foreign launcher variables, then ours."""
+    """The user's environment without foreign launcher variables, then ours; UTF-8 whatever the locale.
+
+    The engine prints rows and reads files in the locale's encoding where no other is named, and a Chinese row would end
+    it where that is GBK or ASCII; our logs are UTF-8.
+    """
     kept = {name: value for name, value in env.variables.items() if name not in _FOREIGN}
-    return {**kept, "PYTHONUNBUFFERED": "1", **own}
+    return {"PYTHONUTF8": "1", **kept, "PYTHONUNBUFFERED": "1", **own}
 
 
 def devices(plan: Plan) -> str | None:

@@ -160,8 +160,6 @@ def _gave(candidate: Candidate, prediction: Prediction, costs: Costs, request: R
     dropped = _rows_above(facts.data, candidate.max_length)
     if dropped:
         fate = "cut" if facts.cuts_rows else "dropped"
-        if facts.cuts_rows and not facts.data.exact:
-            fate += ", and with assumed lengths nobody knows whether their answers are cut off whole"
         yield f"about {dropped} of {facts.data.kept} rows are longer than {candidate.max_length} tokens: {fate}"
     if candidate.quant != "none" and "quant_bits" not in request.pins and free:
         yield _four_bit_words(candidate, prediction, costs)

@@ -349,7 +349,14 @@ class DataFacts:
     problem_rows: tuple[tuple[str, int], ...] = ()  # (code, rows it was found on), also beyond those listed
     counted_rows: int = 0  # rows whose tokens were counted; fewer than kept where a sample stands for a large file
     confidence: str | None = None  # how far the percentiles of a sample may be off, in words; None: all were counted
+    estimated_longest: int = 0  # the longest row's estimate, which max_tokens widens; 0: max_tokens was counted
+    kept_by_dataset: tuple[int, ...] = ()  # rows of each dataset before any is held out; (): one dataset
     card: str | None = None  # the dataset card these facts were read from; its rows are elsewhere
+
+    @property
+    def even_lengths(self) -> tuple[int, ...]:
+        """``lengths`` in one measure: where they are estimates, the last one too, which is widened there."""
+        return (*self.lengths[:-1], self.estimated_longest) if self.estimated_longest else self.lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

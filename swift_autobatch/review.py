@@ -14,7 +14,7 @@ from swift_autobatch.adopt import Adopted, read
 from swift_autobatch.arguments import ALLOCATOR
 from swift_autobatch.engine_flags import shown
 from swift_autobatch.errors import AutoswiftError, InputError, NothingFitsError, UsageError
-from swift_autobatch.facts.assumed_rows import assumed_rows
+from swift_autobatch.even_rows import assumed_rows
 from swift_autobatch.pins import pinned_fields
 from swift_autobatch.planner import make_plan
 from swift_autobatch.predict.pool import with_segments

@@ -9,8 +9,9 @@ from typing import Any
 
 from swift_autobatch import machines
 from swift_autobatch.errors import AutoswiftError, UsageError
+from swift_autobatch.even_rows import rows_of
 from swift_autobatch.planner import choose
-from swift_autobatch.records import Candidate, Facts, Prediction, Request, Sourced, Strategy, replace
+from swift_autobatch.records import Candidate, Facts, Prediction, Request, Sourced, Strategy
 from swift_autobatch.search import nearest
 from swift_autobatch.units import show_gib
 
@@ -18,7 +19,6 @@ AXES = ("gpus", "length")
 _MOST_CARDS = 64
 _SHORTEST = 512
 _LONGEST = 131_072
-_ROWS = 64  # of a sweep over lengths: all of one length, so that a few stand for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,23 +137,3 @@ def _point(
             f": {missed[0].strategy} needs {show_gib(short[0])} of {show_gib(short[1])} {'host' if host else 'a card'}"
         )
     return Point(value=value, candidate=None, prediction=None, why=why)
-
-
-def rows_of(facts: Facts, tokens: int) -> Facts:
-    """The same job with as many rows, each of exactly ``tokens`` tokens and with the same share of answers."""
-    data = facts.data
-    share = data.mean_supervised_tokens / data.mean_tokens if data.mean_tokens else 1.0
-    answer = max(1, round(tokens * min(1.0, share)))
-    changed = replace(
-        data,
-        lengths=(tokens,) * min(_ROWS, max(1, data.kept)),
-        p50_tokens=tokens,
-        p95_tokens=tokens,
-        max_tokens=tokens,
-        mean_tokens=float(tokens),
-        mean_supervised_tokens=float(answer),
-        max_supervised_tokens=answer,
-        min_prompt_tokens=tokens - answer,
-        bound_tokens=0,
-    )
-    return replace(facts, data=changed)

@@ -17,7 +17,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"units", "errors", "progress"}),
     frozenset({"records", "tables", "process", "workers", "guardian", "yaml_file", "footprint_file", "interconnect"}),
     frozenset({"request", "engine_flags", "deepspeed_config", "recipe", "facts", "strategies", "trace"}),
-    frozenset({"rules", "effective", "pins", "misfits", "machines", "doctor"}),
+    frozenset({"rules", "effective", "pins", "misfits", "machines", "even_rows", "doctor"}),
     frozenset({"candidates", "predict", "schedule", "checkpoints", "arguments"}),
     frozenset({"planner", "mend", "worth", "shortfall", "search", "refusal", "reasons", "history"}),
     frozenset({"render", "decision", "whatif", "sweep", "buying"}),
@@ -55,6 +55,7 @@ PURE = frozenset(
         "sweep",
         "buying",
         "machines",
+        "even_rows",
         "render",
         "decision",
     }

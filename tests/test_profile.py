@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,41 @@ def test_both_commands_name_each_problem_with_its_place(
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_estimated_lengths_are_one_measure(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"query": "what is it?", "response": "it is forty two"}\n' * times)
+    code, out, _ = run(capsys, "profile", "rows.jsonl", *GPUS)
+    assert code == 0
+    found = re.search(r"P50 (\d+), .*longest (\d+), planned for as (\d+); (\d+)\s+in all", out.replace("\n  ", " "))
+    assert found is not None, out
+    half, longest, planned, total = map(int, found.groups())
+    assert (half, total) == (longest, longest * times)
+    assert planned > longest
+    bars = re.findall(r"^ +(\d+)-(\d+) +(\d+) +\S", out, re.MULTILINE)
+    assert bars == [(str(longest), str(longest), str(times))]
+    assert re.search(rf"rows.jsonl:1 {planned}.* planned for", out)
+
+
+def test_rows_that_are_cut_are_said_and_answers_that_go_are_refused(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = ("plan", "--dataset", "rows.jsonl", *GPUS, "--truncation_strategy", "right", "--max_length")
+    code, out, _ = run(capsys, *cut, "40")
+    assert code == 0
+    assert "cut to 40" in " ".join(out.split())
+    code, _, err = run(capsys, *cut, "10")
+    assert code == 5
+    assert "keeps a token to learn from: at least" in err
+    whole = re.search(r"--max_length (\d+) cuts no row", err)
+    assert whole is not None
+    code, out, _ = run(capsys, *cut, whole[1])
+    assert code == 0
+    assert "cut to" not in out
+
+
 def test_rows_for_evaluation_do_not_train(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = json.loads(run(capsys, "plan", "--dataset", "rows.jsonl", *GPUS, "--json")[1])
     split = ("--dataset", "rows.jsonl", *GPUS, "--split_dataset_ratio", "0.5")
@@ -172,18 +208,3 @@ def test_a_split_that_leaves_nothing_is_refused(project: Path, capsys: pytest.Ca
     code, out, err = run(capsys, "plan", "--dataset", "one.jsonl", *GPUS, "--split_dataset_ratio", "0.1")
     assert (code, out) == (5, "")
     assert "leaves no row to train on" in err
-
-
-def test_few_rows_of_estimated_length_have_one_length(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (project / "one.jsonl").write_text('{"query": "who are you?", "response": "I am a helper, and blue."}\n')
-    out = run(capsys, "profile", "one.jsonl", *GPUS)[1]
-    middle = out.partition("P50 ")[2].partition(",")[0]
-    assert f"{middle}-{middle}  1" in out
-    assert "(planned for: wider" in out
-
-
-def test_rows_that_are_cut_are_said_to_be(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cut = ("--max_length", "40", "--truncation_strategy", "right")
-    out = " ".join(run(capsys, "plan", "--dataset", "rows.jsonl", *GPUS, *cut)[1].split())
-    assert ", cut to 40" in out
-    assert "nobody knows whether their answers are cut off whole" in out

@@ -171,9 +171,15 @@ def test_foreign_launcher_variables_do_not_reach_the_engine(tmp_path: Path) -> N
     env = replace(jobs.environment(tmp_path), variables={"PATH": "/bin", "RANK": "3", "PAI_TRAINING_JOB_ID": "x"})
     assert engine.child_env(env, {"NPROC_PER_NODE": "2"}) == {
         "PATH": "/bin",
+        "PYTHONUTF8": "1",
         "PYTHONUNBUFFERED": "1",
         "NPROC_PER_NODE": "2",
     }
+
+
+def test_the_engine_writes_utf8_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    env = replace(jobs.environment(tmp_path), variables={"PYTHONUTF8": "0"})
+    assert engine.child_env(env, {})["PYTHONUTF8"] == "0"
 
 
 @pytest.mark.parametrize(("visible", "world", "used"), [(None, 2, None), ("", 1, None), ("3,5,7", 2, "3,5")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 import textwrap
@@ -36,6 +38,7 @@ def verbosity(argv: Sequence[str]) -> int:
 def run(command: click.Command, argv: Sequence[str]) -> int:
     """Runs a click command and turns whatever it raises into an exit code."""
     verbose = verbosity(argv) >= 2
+    _speak_utf8()
     try:
         _refuse_empty(argv)
         result = command.main(args=list(argv), prog_name="autoswift", standalone_mode=False)
@@ -61,6 +64,13 @@ def run(command: click.Command, argv: Sequence[str]) -> int:
         return SIGPIPE_EXIT
     except Exception as error:
         return _report_bug(error, verbose)
+
+
+def _speak_utf8() -> None:
+    """Writes UTF-8 where the locale knows ASCII only: a row or a path in any other script would become ``???``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name == "ascii":
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def _refuse_empty(argv: Sequence[str]) -> None:

@@ -42,8 +42,8 @@ def draw(data: DataFacts, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     weight = data.kept / len(data.lengths)
-    axes.hist(data.lengths, bins=_BINS, weights=[weight] * len(data.lengths), color="#4878a8")
-    for name, tokens in (("P50", data.p50_tokens), ("P95", data.p95_tokens), ("longest", data.max_tokens)):
+    axes.hist(data.even_lengths, bins=_BINS, weights=[weight] * len(data.lengths), color="#4878a8")
+    for name, tokens in (("P50", data.p50_tokens), ("P95", data.p95_tokens), ("longest", data.even_lengths[-1])):
         axes.axvline(tokens, color="#b04040", linewidth=1)
         axes.annotate(f"{name} {tokens}", (tokens, axes.get_ylim()[1]), rotation=90, va="top", ha="right", fontsize=8)
     axes.set_xlabel(f"tokens per row ({Path(data.tokenizer).parent.name or data.tokenizer})")

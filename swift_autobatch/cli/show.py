@@ -69,7 +69,7 @@ def _choice(decided: Plan, columns: int) -> list[str]:
         (
             "rows",
             f"{trained(data)}; tokens P50 {data.p50_tokens}, P95 {data.p95_tokens}, "
-            f"longest {data.max_tokens} ({data.tokenizer})" + _cut(decided),
+            f"{show_profile.longest(data)}{_cut(decided)} ({data.tokenizer})",
         ),
         (
             "will run",

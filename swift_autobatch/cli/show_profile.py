@@ -39,6 +39,7 @@ def profile(found: Profile, *, verbose: bool = False, columns: int | None = None
 
 def _summary(found: Profile) -> list[tuple[str, str]]:
     data = found.facts.data
+    as_planned = " planned for" if data.estimated_longest else ""
     pairs = [
         ("data", ", ".join(Path(name).name for name in data.files)),
         ("model", f"{found.facts.model.id}, template {found.facts.model.swift_template or 'unknown'}"),
@@ -46,9 +47,12 @@ def _summary(found: Profile) -> list[tuple[str, str]]:
         (
             "tokens",
             f"P50 {data.p50_tokens}, P90 {data.p90_tokens}, P95 {data.p95_tokens}, P99 {data.p99_tokens}, "
-            f"longest {data.max_tokens}{_widened(data)}; {show_count(data.mean_tokens * data.kept)} in all",
+            f"{longest(data)}; {show_count(data.mean_tokens * data.kept)} in all",
         ),
-        ("supervised", f"{data.mean_supervised_tokens:.1f} a row on average, at most {data.max_supervised_tokens}"),
+        (
+            "supervised",
+            f"{data.mean_supervised_tokens:.1f} a row on average, at most {data.max_supervised_tokens}{as_planned}",
+        ),
         ("counted by", _counted(data)),
     ]
     if data.confidence:
@@ -61,21 +65,17 @@ def _summary(found: Profile) -> list[tuple[str, str]]:
         )
     if data.costliest:
         rows = [f"{Path(row.file).name}:{row.line} {row.tokens}" for row in data.costliest[:_EXAMPLES]]
-        pairs.append(("costliest", ", ".join(rows)))
+        pairs.append(("costliest", ", ".join(rows) + as_planned))
     if data.media_rows:
         pairs.append(("media", f"{data.media_rows} rows with images, video or audio"))
     return pairs
 
 
-def _widened(data: DataFacts) -> str:
-    return " (planned for: wider than its estimate)" if data.max_tokens > max(_estimates(data)) else ""
-
-
-def _estimates(data: DataFacts) -> tuple[int, ...]:
-    """The lengths as they were counted or estimated; the last one of ``lengths`` is what the longest is planned for."""
-    if data.exact:
-        return data.lengths
-    return (*data.lengths[:-1], max(data.p99_tokens, *data.lengths[-2:-1], 0))
+def longest(data: DataFacts) -> str:
+    """The longest row; where lengths are estimates, also what it is planned for as."""
+    if not data.estimated_longest:
+        return f"longest {data.max_tokens}"
+    return f"longest {data.estimated_longest}, planned for as {data.max_tokens}"
 
 
 def _counted(data: DataFacts) -> str:
@@ -88,7 +88,7 @@ def _counted(data: DataFacts) -> str:
 
 def _histogram(data: DataFacts, columns: int) -> list[str]:
     """Bars over ranges that grow with the lengths, so that a long tail does not hide the bulk."""
-    lengths = _estimates(data)
+    lengths = data.even_lengths
     low, high = lengths[0], lengths[-1]
     bars = min(_BARS, high - low + 1)
     ratio = (high / max(1, low)) ** (1 / bars) if high > 4 * low else 0.0

@@ -78,8 +78,8 @@ def load_facts(document: Mapping[str, Any], card: str | None = None) -> DataFact
     """
     names = {field.name for field in fields(DataFacts)} - {"card"}
     values = {name: value for name, value in document.items() if name in names}
-    for name in ("files", "lengths"):
-        values[name] = tuple(values[name])
+    for name in ("files", "lengths", "kept_by_dataset"):
+        values[name] = tuple(values.get(name, ()) if name == "kept_by_dataset" else values[name])
     values["problems"] = tuple(Problem(**problem) for problem in values["problems"])
     values["costliest"] = tuple(Row(**{"record": {}, **row}) for row in values["costliest"])
     counts = values.get("problem_rows", {})

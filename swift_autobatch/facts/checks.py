@@ -40,8 +40,12 @@ def doubts(
         yield "empty-answer", "the answer is empty: the row teaches the model to say nothing"
     elif count is not None and count.supervised == 0:
         yield "masked", "the row switches its loss off: every label is masked"
-    if cut_at is not None and count is not None and 0 < cut_at <= count.prompt:
-        yield "cut-answer", f"{count.prompt} tokens stand before the answer: cut to {cut_at}, every label is gone"
+    if cut_at is not None and count is not None and 0 < cut_at <= count.prompt_least:
+        least = "" if count.prompt else "at least "
+        yield (
+            "cut-answer",
+            f"{least}{count.prompt_least} tokens stand before the answer: cut to {cut_at}, every label is gone",
+        )
     if pictures is not None:
         yield from _pictured(talk, count, model, pictures)
     if placeholder:

@@ -27,7 +27,7 @@ from swift_autobatch.facts.schema import LOADER_CHUNK_BYTES, Schema, learn
 from swift_autobatch.facts.shards import Limits
 from swift_autobatch.facts.spelling import Pins, Source, resolve
 from swift_autobatch.facts.survey import Reader, Survey
-from swift_autobatch.facts.tokens import tokenizer_file
+from swift_autobatch.facts.tokens import ASSUMED, tokenizer_file
 from swift_autobatch.progress import Progress, bar
 from swift_autobatch.records import DataFacts, Environment, ModelFacts
 from swift_autobatch.workers import Workers
@@ -190,6 +190,7 @@ class _Reading:
         self._progress = progress
         self._hash = hashlib.sha256()
         self._survey = Survey()
+        self._kept: list[int] = []  # of each source, as many as are drawn of it
         self._drawn = (0, 0)  # rows, and rows kept, of sources of which the engine draws a sample: minus what it leaves
 
     def read(self, source: Source, order: int) -> None:
@@ -218,6 +219,7 @@ class _Reading:
         seen, kept = self._survey.rows - before[0], self._survey.kept - before[1]
         if not seen and not self._survey.problems.stopping():
             raise no_rows(source.path)
+        self._kept.append(kept)
         if times is not None:
             how = f"drawn as with --data_seed {self._draw.seed}" if self._draw.shuffle else "the first ones"
             said = f"trains {source.sample} rows, {how}; lengths describe these"
@@ -225,6 +227,7 @@ class _Reading:
         elif source.sample is not None and seen:
             drawn = f"trains {source.sample} rows drawn from {seen}; lengths describe all of them"
             self._survey.problems.add("sampled", str(source.files[0]), 1, drawn, drops_row=False)
+            self._kept[-1] = round(source.sample * kept / seen)
             left = (self._drawn[0] + source.sample - seen, self._drawn[1] + round(source.sample * kept / seen) - kept)
             self._drawn = left
 
@@ -338,6 +341,8 @@ class _Reading:
             tokenizer=counter.name,
             exact=counter.exact and survey.plain,
             confidence=self._large.said(),
+            estimated_longest=max(lengths.counts) if counter.name == ASSUMED else 0,
+            kept_by_dataset=tuple(self._kept),
             digest=self._hash.hexdigest(),
             self_cognition=taught,
             persona=cognition.persona() if taught else None,

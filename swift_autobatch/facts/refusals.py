@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from swift_autobatch.tables import near
 
 _NAMED = 8  # places named in one refusal
 _DROPPED_SHARE = 0.5  # above it nothing is planned
+_SEPARATORS = (";", "\t", "|")
 _EXAMPLE = '{"query": "...", "response": "..."}'
 _EXAMPLES = {".csv": "who are you?,I am a helper", ".parquet": "a query and a response"}  # a row, where it is no JSON
 
@@ -60,14 +63,20 @@ def example(path: Path) -> str:
 
 def _separator_hints(path: Path, names: list[str]) -> tuple[str, ...]:
     """A .csv that is separated otherwise: the engine reads commas, and takes the whole line for one column."""
-    if path.suffix != ".csv" or len(names) != 1:
+    found = next((mark for mark in _SEPARATORS if len(names) == 1 and mark in names[0]), None)
+    if path.suffix != ".csv" or found is None:
         return ()
-    found = next((mark for mark in (";", "\t", "|") if mark in names[0]), None)
-    if found is None:
-        return ()
-    code = f"import pandas as p; p.read_csv({path.name!r}, sep={found!r}).to_csv('commas.csv', index=False)"
+    commas = path.with_name(f"{path.stem}.commas.csv")
+    old, new, mark = (json.dumps(word, ensure_ascii=False) for word in (str(path), str(commas), found))
+    code = (
+        f'import csv; rows = csv.reader(open({old}, encoding="utf-8-sig", newline=""), delimiter={mark}); '
+        f'csv.writer(open({new}, "w", encoding="utf-8", newline="")).writerows(rows)'
+    )
     named = {"\t": "tabs"}.get(found, repr(found))
-    return (f'its columns are separated by {named}, the engine reads commas: python -c "{code}" writes it with those',)
+    return (
+        f"its columns are separated by {named}, the engine reads commas; this writes a copy with those: "
+        f"python -c {shlex.quote(code)}",
+    )
 
 
 def _column_hints(names: list[str], row: Any) -> tuple[str, ...]:
@@ -133,7 +142,10 @@ def all_cut(problems: Problems, lengths: Lengths) -> InputError:
         f"not one of {round(lengths.total())} rows keeps a token to learn from: {first.text}",
         where="--max_length",
         figures=(f"rows have {half} tokens in the middle, {most} at most (first: {first.file}:{first.line})",),
-        hints=(f"--max_length {most} cuts no row", "--truncation_strategy left cuts the question instead"),
+        hints=(
+            f"--max_length {max(most, lengths.bound)} cuts no row",
+            "--truncation_strategy left cuts the question instead",
+        ),
     )
 
 
@@ -150,13 +162,18 @@ def unloadable(problems: Sequence[Problem]) -> InputError:
 
 
 def no_rows(path: Path) -> InputError:
-    """The file holds no row at all."""
+    """The file, or every file of the folder, holds no row at all."""
+    if path.is_dir():
+        hint = f"put a file into it with one JSON object a line, such as {_EXAMPLE}"
+        return InputError("the dataset has no rows", where=str(path), hints=(hint,))
     with path.open("rb") as stream:
         empty = not stream.read(4096).strip()
     hints = {
         ".csv": f"write the line query,response into it and below it rows such as {example(path)}"
         if empty
         else f"it has a line of names and nothing below it: add rows such as {example(path)}",
+        ".json": f"write a list of objects into it, such as [{_EXAMPLE}]",
+        ".txt": "write one text a line into it",
         ".parquet": "write it with at least one row: a query and a response",
     }
     return InputError(

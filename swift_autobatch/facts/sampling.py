@@ -83,25 +83,29 @@ def sampled(rows: Iterator[tuple[int, Any]], shape: Shape, times: Iterator[int])
 def set_apart(data: DataFacts, pins: Pins) -> DataFacts:
     """The data without the rows that ``--split_dataset_ratio`` takes for evaluation.
 
-    Raises:
-        InputError: not one row is left to train on.
+    The engine splits before the template drops rows, so that a few of those may fall on the other side than here.
 
-    Source: ms-swift 4.6 swift/dataset/dataset_meta.py ``post_process`` (a share of the rows, one at least, drawn before
-    bad ones are dropped); swift/arguments/sft_args.py ``_init_eval_strategy`` (no evaluation: no split).
+    Raises:
+        InputError: not one row of a dataset is left to train on.
+
+    Source: ms-swift 4.6 swift/dataset/dataset_meta.py ``post_process`` (a share of each dataset, one row at least);
+    swift/arguments/base_args/data_args.py (none with --val_dataset or --streaming); swift/arguments/sft_args.py
+    ``_init_eval_strategy`` (no evaluation: no split).
     """
     ratio = float(_pinned(pins, "split_dataset_ratio") or 0)
     strategy = _pinned(pins, "eval_strategy") or _pinned(pins, "save_strategy")
     kept = data.kept + data.evaluated_rows
-    if not ratio or strategy == "no":
+    given = "val_dataset" in pins or (_pinned(pins, "streaming") or "").lower() in _YES
+    if not ratio or given or strategy == "no":
         return replace(data, kept=kept, evaluated_rows=0)
-    share = max(int(data.rows * ratio), 1) / data.rows
-    apart = max(1, round(share * kept))
-    if apart >= kept:
+    sizes = [size for size in data.kept_by_dataset or (kept,) if size]
+    if 1 in sizes:
         raise InputError(
-            f"--split_dataset_ratio {ratio:g} leaves no row to train on: {kept} of {data.rows} rows are fit to train",
+            f"--split_dataset_ratio {ratio:g} leaves no row to train on: of a dataset, one row is fit to train",
             where="--split_dataset_ratio",
             hints=("drop it, or name rows to evaluate on: --val_dataset FILE",),
         )
+    apart = sum(max(int(size * ratio), 1) for size in sizes)
     return replace(data, kept=kept - apart, evaluated_rows=apart)
 
 

@@ -6,6 +6,7 @@ import heapq
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -207,51 +208,49 @@ def _shape(part: Part) -> Shape:
 
 def _count(part: Part, reader: Reader) -> Scanned:
     """Surveys a part and counts every row."""
-    found, shape, decoder = Scanned(), _shape(part), Decoder()
-    batch: list[tuple[int, Any]] = []
+    found, shape = Scanned(), _shape(part)
+    rows = _surveyed(part, found)
     try:
-        for number, at, raw in _lines(part):
-            found.lines = number
-            for record in _judged(_records(raw, number, decoder), part, at):
-                if isinstance(record, Fault):
-                    found.survey.fault(part.file, number, record)
-                else:
-                    batch.append((number, record))
-            if len(batch) >= _BATCH:
-                reader.survey(found.survey, part.file, part.order, batch, shape)
-                batch = []
+        while batch := [(line, record) for line, _, record in islice(rows, _BATCH)]:
+            reader.survey(found.survey, part.file, part.order, batch, shape)
     except Odd:
         return Scanned(odd=True)
-    reader.survey(found.survey, part.file, part.order, batch, shape)
     return found
 
 
 def _scan(part: Part, reader: Reader, bound: Bound | None) -> Scanned:
     """Surveys a part without counting: classes of size, a sample of places, and the rows that may be the longest."""
     assert bound is not None
-    found, shape, decoder = Scanned(), _shape(part), Decoder()
+    found, shape = Scanned(), _shape(part)
     try:
-        for number, at, raw in _lines(part):
-            found.lines = number
-            for record in _judged(_records(raw, number, decoder), part, at):
-                if isinstance(record, Fault):
-                    found.survey.fault(part.file, number, record)
-                    continue
-                try:
-                    talk = reader.talk(record, shape)
-                    reader.check(talk)
-                except RowError as error:
-                    found.survey.drop(part.file, number, error.code, error.text)
-                    continue
-                found.survey.keep(part.file, number, talk, None, reader.model, plain=reader.counter.covers(talk))
-                text = size_of(talk)
-                place = (part.index, at, number)
-                found.strata.add(text.size, text.characters, place, part.order)
-                found.longest.add(bound.tokens(talk, text.size, normal=text.normal), place)
-                found.answers.add(bound.answer_tokens(talk, normal=text.normal), place)
+        for line, at, record in _surveyed(part, found):
+            try:
+                talk = reader.talk(record, shape)
+                reader.check(talk)
+            except RowError as error:
+                found.survey.drop(part.file, line, error.code, error.text)
+                continue
+            found.survey.keep(part.file, line, talk, None, reader.model, plain=reader.counter.covers(talk))
+            text = size_of(talk)
+            place = (part.index, at, line)
+            found.strata.add(text.size, text.characters, place, part.order)
+            found.longest.add(bound.tokens(talk, text.size, normal=text.normal), place)
+            found.answers.add(bound.answer_tokens(talk, normal=text.normal), place)
     except Odd:
         return Scanned(odd=True)
     return found
+
+
+def _surveyed(part: Part, found: Scanned) -> Iterator[tuple[int, int, Any]]:
+    """(line within the part, byte where it starts, record) of every row; faults go into the survey."""
+    decoder = Decoder()
+    for line, at, raw in _lines(part):
+        found.lines = line
+        for record in _judged(_records(raw, line, decoder), part, at):
+            if isinstance(record, Fault):
+                found.survey.fault(part.file, line, record)
+            else:
+                yield line, at, record
 
 
 def _weigh(task: Weigh, reader: Reader) -> Weighed:

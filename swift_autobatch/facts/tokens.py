@@ -24,6 +24,8 @@ from swift_autobatch.records import ModelFacts
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+ASSUMED = "assumed"  # the name of a counter without a tokenizer
+LEAST_BYTES = 8  # text makes at least one token of as many bytes, taken together: prose takes 4.3-5.5 bytes a token
 BYTES_PER_TOKEN = 4  # estimate for mixed text in a 100 k vocabulary (design: "bytes / 4")
 # The longest row is planned for at this many times its estimate: prose takes a token every 4.3-5.5 bytes, code one
 # every 3. Its bytes would be a bound (4 times the estimate) that text never comes near; max_length keeps to the bound.
@@ -34,7 +36,8 @@ WIDENED = 1.25
 class Count:
     """Tokens of one row: the best estimate, what to plan for, and an upper bound; all equal when the count is exact.
 
-    ``prompt`` is how many tokens stand before the first label; 0 when they were not counted.
+    ``prompt`` is how many tokens stand before the first label, 0 when they were not counted; ``prompt_least`` how many
+    stand there at least.
     """
 
     tokens: int
@@ -43,6 +46,7 @@ class Count:
     bound: int
     supervised: int
     supervised_planned: int
+    prompt_least: int = 0
 
 
 class Counter(Protocol):
@@ -126,7 +130,7 @@ def _closes(tokenizer: Tokenizer) -> bool:
 class Assumed:
     """No tokenizer at hand: bytes."""
 
-    name = "assumed"
+    name = ASSUMED
     exact = False
 
     def __init__(self, template: Template) -> None:
@@ -145,6 +149,7 @@ class Assumed:
         sizes = [(1 if piece.text in MARKERS else len(piece.text.encode()), piece.weight > 0) for piece in pieces]
         total = sum(size for size, _ in sizes)
         learned = sum(size for size, supervised in sizes if supervised)
+        before = sum(size for size, _ in takewhile(lambda piece: not piece[1], sizes))
         return Count(
             tokens=-(-total // BYTES_PER_TOKEN),
             prompt=0,
@@ -152,6 +157,7 @@ class Assumed:
             bound=total,
             supervised=-(-learned // BYTES_PER_TOKEN),
             supervised_planned=_widened(learned),
+            prompt_least=before // LEAST_BYTES,
         )
 
 
@@ -196,6 +202,7 @@ class Counted:
         return Count(
             tokens=total,
             prompt=prompt,
+            prompt_least=prompt,
             planned=total,
             bound=total,
             supervised=learned,

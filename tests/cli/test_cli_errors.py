@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -216,3 +218,21 @@ def test_an_empty_system_prompt_is_one(
     with pytest.raises(SystemExit) as caught:
         main(("plan", "--system", "", "--gpus", "1x4090"))
     assert caught.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("forced", [{}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_rows_and_paths_of_any_script_are_written_whatever_the_locale(tmp_path: Path, forced: dict[str, str]) -> None:
+    row = '{"query": "你是谁？", "response": "我是小模型"}\n'
+    (tmp_path / "数据.jsonl").write_text(row * 3, encoding="utf-8")
+    env = {**os.environ, "LANG": "C", "LC_ALL": "C", **forced}
+    code = "import sys; from swift_autobatch.cli import main; main(sys.argv[1:])"
+
+    def told(*words: str) -> tuple[int, str]:
+        command = [sys.executable, "-c", code, *words, "--gpus", "1x4090"]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+        return done.returncode, (done.stdout + done.stderr).decode("utf-8")
+
+    status, said = told("profile", "数据.jsonl")
+    assert (status, "数据.jsonl" in said, "█" in said) == (0, True, True)
+    status, said = told("plan", "--dataset", "没有.jsonl")
+    assert (status, "没有.jsonl" in said) == (5, True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import environment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_dataset import PAIR, model_facts, read, refused, write
@@ -27,16 +26,6 @@ from swift_autobatch.progress import Silent
 from swift_autobatch.records import Environment, ModelFacts
 
 A, B = '{"query": "a", "response": "b"}', '{"query": "c", "response": "d"}'
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> Environment:
-    return environment(tmp_path)
-
-
-@pytest.fixture
-def model() -> ModelFacts:
-    return model_facts(None)
 
 
 def talk(*said: tuple[str, str]) -> str:

@@ -27,11 +27,6 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> Environment:
-    return environment(tmp_path)
-
-
-@pytest.fixture
 def model(tokenizer_folder: Path) -> ModelFacts:
     return model_facts(tokenizer_folder)
 

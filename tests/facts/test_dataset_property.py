@@ -56,11 +56,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFacts:
     return model_facts(embedded.ensure_model(environment(tmp_path_factory.mktemp("embedded"))))
 
 
-@pytest.fixture
-def env(tmp_path: Path) -> Environment:
-    return environment(tmp_path)
-
-
 def attempt(path: Path, model: ModelFacts, env: Environment) -> DataFacts | None:
     try:
         data = read_dataset((str(path),), model, env, system=None, progress=Silent())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from builders import environment
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import Card, Recorded, four_4090
@@ -18,11 +16,6 @@ from swift_autobatch.records import Environment, Machine, Software
 from swift_autobatch.units import MIB
 
 SOFTWARE = Software(versions={}, python="3.11.7", driver=None, cuda_driver=None, compiler=None, nvcc=None)
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> Environment:
-    return environment(tmp_path)
 
 
 def read(env: Environment, recorded: Recorded, nproc: int | None = None, visible: str | None = None) -> Machine:

@@ -63,11 +63,6 @@ def online(env: Environment, **variables: str) -> Environment:
     return replace(env, variables={"MODELSCOPE_DOMAIN": closed, "HF_ENDPOINT": closed, **variables})
 
 
-@pytest.fixture
-def env(tmp_path: Path) -> Environment:
-    return environment(tmp_path)
-
-
 # --------------------------------------------------------------------------------------------------- downloads
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import environment
 from PIL import Image
 from test_dataset import model_facts, write
 
@@ -17,11 +16,6 @@ from swift_autobatch.facts.dataset import read_dataset
 from swift_autobatch.facts.media import Media, media_for
 from swift_autobatch.progress import Silent
 from swift_autobatch.records import DataFacts, Environment, Sourced
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> Environment:
-    return environment(tmp_path)
 
 
 @pytest.mark.parametrize(

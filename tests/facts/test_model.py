@@ -39,11 +39,6 @@ NOT_CAUSAL = {
 }
 
 
-@pytest.fixture
-def env(tmp_path: Path) -> Environment:
-    return environment(tmp_path)
-
-
 def folder(path: Path, config: dict[str, Any] | None = None, **files: str) -> Path:
     """A model folder; ``files`` are contents by name, with ``_`` for the dot before the extension."""
     path.mkdir(parents=True, exist_ok=True)

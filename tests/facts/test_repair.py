@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import environment
 from test_checks import STOPS, TOLD, talk
 from test_dataset import model_facts, read, write
 
@@ -20,11 +19,6 @@ from swift_autobatch.records import Environment, Sourced
 
 A = {"query": "a", "response": "b"}
 U, R = ("user", "q"), ("assistant", "a")
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> Environment:
-    return environment(tmp_path)
 
 
 def clean(env: Environment, *paths: str, **more: Any) -> tuple[Repaired, list[Any], list[tuple[int, str, str]]]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from builders import environment
-from test_dataset import PAIR, model_facts, read, refused, write
+from test_dataset import PAIR, read, refused, write
 
 from swift_autobatch.errors import InputError
 from swift_autobatch.facts.dataset import read_dataset
@@ -25,16 +26,6 @@ from swift_autobatch.progress import Silent
 from swift_autobatch.records import Environment, ModelFacts, Sourced
 
 LINES = "".join(json.dumps({"query": f"q{n}", "response": f"r{n}"}) + "\n" for n in range(3))
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> Environment:
-    return environment(tmp_path)
-
-
-@pytest.fixture
-def model() -> ModelFacts:
-    return model_facts(None)
 
 
 # name of the test -> (files in the folder, those that are trained; or words of the refusal)
@@ -218,3 +209,45 @@ def test_what_the_engine_knows_by_a_name(tmp_path: Path, model: ModelFacts, env:
     assert renamed.max_tokens < read("mine", model, env).max_tokens, "there the input belongs to the question"
     own = read("alpaca-gpt4-data-zh", model, env)
     assert [problem.code for problem in own.problems] == ["own-code"]
+
+
+# ------------------------------------------------------------------------------------------------ words that help
+
+
+TAB = "\t"
+
+
+@pytest.mark.parametrize("mark", [";", TAB, "|"])
+def test_a_csv_with_another_separator_is_told_with_a_command_that_mends_it(
+    tmp_path: Path, model: ModelFacts, env: Environment, mark: str
+) -> None:
+    path = write(tmp_path, "rows of 'mine'.csv", f'query{mark}response\n"a{mark} b"{mark}c, d\ne{mark}f\n')
+    hint = refused(path, model, env).hints[0]
+    assert hint.startswith(f"its columns are separated by {'tabs' if mark == TAB else repr(mark)}, the engine reads")
+    command = hint[hint.index("python -c") :].replace("python", sys.executable, 1)
+    assert subprocess.run(command, shell=True, cwd=tmp_path, timeout=60, check=False).returncode == 0
+    found = read(str(tmp_path / "rows of 'mine'.commas.csv"), model, env)
+    assert (found.rows, found.kept) == (2, 2)
+    assert found.costliest[0].record == {"query": f"a{mark} b", "response": "c, d"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        ("head.csv", "query,response\n", "add rows such as"),
+        ("empty.csv", "", "the line query,response"),
+        ("list.json", "[]", "a list of objects"),
+        ("rows.jsonl", "\n", "one JSON object a line"),
+        ("text.txt", "", "one text a line"),
+    ],
+)
+def test_what_an_empty_file_lacks_is_said_for_its_kind(
+    tmp_path: Path, model: ModelFacts, env: Environment, name: str, text: str, word: str
+) -> None:
+    assert word in refused(write(tmp_path, name, text), model, env).hints[0]
+
+
+def test_only_files_with_nearly_the_name_are_offered(tmp_path: Path, model: ModelFacts, env: Environment) -> None:
+    near, _ = write(tmp_path, "rows.json", json.dumps([PAIR])), write(tmp_path, "train.jsonl", json.dumps(PAIR))
+    assert refused("rowz.jsonl", model, env).hints == (f"--dataset {near}",)
+    assert refused("nope.jsonl", model, env).hints == ("check the path given to --dataset",)

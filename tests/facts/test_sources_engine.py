@@ -21,9 +21,10 @@ from swift_autobatch.errors import InputError
 from swift_autobatch.facts import embedded
 from swift_autobatch.facts.dataset import read_dataset
 from swift_autobatch.facts.repair import repair
+from swift_autobatch.facts.sampling import set_apart
 from swift_autobatch.facts.tally import COSTLIEST
 from swift_autobatch.progress import Silent
-from swift_autobatch.records import Sourced
+from swift_autobatch.records import DataFacts, Sourced
 
 ROWS = [{"query": f"question {n}", "response": "word " * (n + 1)} for n in range(7)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
@@ -98,6 +99,13 @@ def ours(model: Path, job: Job, folder: Path) -> list[list[int]]:
     return sorted([row.tokens, row.supervised_tokens] for row in data.costliest)
 
 
+def held_out_of(job: Job, model: Path, folder: Path) -> DataFacts:
+    """The facts of a job with the rows that its split_dataset_ratio holds out."""
+    names = tuple(job["file"]) if isinstance(job["file"], list) else (job["file"],)
+    data = read_dataset(names, model_facts(model), environment(folder), system=None, progress=Silent())
+    return set_apart(data, {name: Sourced(value=str(value), source="flag") for name, value in job["load"].items()})
+
+
 def same(mine: list[list[int]], theirs: list[list[int]]) -> bool:
     """All tokens and labels; of a file with more rows than are kept, all tokens."""
     columns = len(mine[0])
@@ -130,8 +138,15 @@ def test_what_we_keep_is_what_the_engine_keeps(tmp_path: Path) -> None:
     (named / "a.jsonl").write_text(json.dumps({"instruction": "a", "input": "left out", "output": "b"}))
     jobs.append({"file": str(named), **base})
     jobs.append({"file": [f"{rows}#3", f"{tmp_path}/files/rows.parquet#12"], "load": {"shuffle": True}, **base})
+    both = [str(rows), f"{tmp_path}/files/rows.parquet#12"]
+    split = [
+        {"file": file, "load": {"split_dataset_ratio": ratio}, **base}
+        for file, ratio in ((str(rows), 0.5), (str(rows), 0.05), (f"{rows}#3", 0.5), (f"{rows}#17", 0.5), (both, 0.3))
+    ]
+    found = engine(model, [*jobs, *split], tmp_path)
+    assert [held_out_of(job, model, tmp_path).kept for job in split] == [len(one["rows"]) for one in found[len(jobs) :]]
     differ: list[str] = []
-    for job, theirs in zip(jobs, engine(model, jobs, tmp_path), strict=True):
+    for job, theirs in zip(jobs, found[: len(jobs)], strict=True):
         try:
             mine: Any = ours(model, job, tmp_path)
         except InputError as error:
