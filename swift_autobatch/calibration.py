@@ -27,6 +27,7 @@ from swift_autobatch.units import GIB, show_gib
 SCHEMA = "autoswift.calibration/1"
 MEMORY_CODES = frozenset({"gpu-oom", "host-kill", "over-budget"})
 _WIDEST = 3.0  # a band above this says that something else is wrong
+_NEAR = 0.7  # of the budget: a training that died of memory below it did not take it itself
 _MARGIN = 1.03  # rows of another order, another day: above what one run measured
 _CPU_TRAINS_GIB = 0.1  # what training adds to a CPU process beside the model's own: data/coefficients.yaml
 _MOVES = 0.1  # a share of the need that has to move for a run to say anything of its width
@@ -127,9 +128,17 @@ def learn_from_training(plan: Plan, measured: tuple[Measured, ...], died_of: str
         rows=(),
     )
     if died_of is not None:
-        return _refusal(plan, plan.facts, seen)
+        return _refusal(plan, plan.facts, seen) if _was_near(plan, measured, died_of) else ()
     now = band(plan.candidate, plan.facts.calibration).p99
     return tuple(one for one in _width(plan, plan.facts, seen) if one.value > now)
+
+
+def _was_near(plan: Plan, measured: tuple[Measured, ...], died_of: str) -> bool:
+    """Whether the job itself held most of what there is; else somebody else took it, and that teaches nothing."""
+    on_host = died_of == "host-kill"
+    held = [one.rss_sum_bytes if on_host else one.gpu_reserved_bytes for one in measured]
+    budget = plan.prediction.host_budget_bytes if on_host else plan.prediction.budget_bytes
+    return max((size for size in held if size is not None), default=0) >= _NEAR * budget
 
 
 def with_learned(facts: Facts, learned: tuple[Learned, ...]) -> Facts:

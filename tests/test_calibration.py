@@ -137,7 +137,9 @@ def test_a_training_that_took_more_than_the_band_widens_it_and_one_that_took_les
 @pytest.mark.parametrize("code", ["gpu-oom", "host-kill"])
 def test_a_training_that_died_for_lack_of_memory_is_not_judged_to_fit_again(tmp_path: Path, code: str) -> None:
     made = plan(tmp_path)
-    found = calibration.learn_from_training(made, (measured(10),), code)
+    full = measured(made.prediction.budget_bytes / GIB, rss_sum_bytes=made.prediction.host_budget_bytes)
+    assert calibration.learn_from_training(made, (measured(2),), code) == ()  # somebody else took the memory
+    found = calibration.learn_from_training(made, (full,), code)
     assert not predict(calibration.with_learned(made.facts, found), made.candidate).fits
 
 
