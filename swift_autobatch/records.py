@@ -350,7 +350,7 @@ class DataFacts:
     counted_rows: int = 0  # rows whose tokens were counted; fewer than kept where a sample stands for a large file
     confidence: str | None = None  # how far the percentiles of a sample may be off, in words; None: all were counted
     estimated_longest: int = 0  # the longest row's estimate, which max_tokens widens; 0: max_tokens was counted
-    kept_by_dataset: tuple[int, ...] = ()  # rows of each dataset before any is held out; (): one dataset
+    kept_by_dataset: tuple[int, ...] = ()  # rows of each dataset, repeated ones once; (): one dataset
     card: str | None = None  # the dataset card these facts were read from; its rows are elsewhere
 
     @property

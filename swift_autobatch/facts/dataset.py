@@ -190,7 +190,7 @@ class _Reading:
         self._progress = progress
         self._hash = hashlib.sha256()
         self._survey = Survey()
-        self._kept: list[int] = []  # of each source, as many as are drawn of it
+        self._kept: list[int] = []  # of each source: rows that are trained, those that are drawn several times once
         self._drawn = (0, 0)  # rows, and rows kept, of sources of which the engine draws a sample: minus what it leaves
 
     def read(self, source: Source, order: int) -> None:
@@ -204,6 +204,7 @@ class _Reading:
             self._survey.problems.add("own-code", str(source.files[0]), 1, said, drops_row=False)
             self._survey.plain = False
         shape, times = self._draw_from(source) if self._exactly(source) else (None, None)
+        each = None if times is None else iter(times)
         for file in source.files:
             rows = source.rows(file, self._hash.update, schema)
             if self._large.takes(source, file):
@@ -213,13 +214,13 @@ class _Reading:
                 if columns and self._parts(file, order, columns, schema):
                     continue
                 rows = source.rows(file, _unheard, schema)  # the digest has seen it
-            if times is not None and shape is not None:
-                rows = sampled(rows, shape, times)
+            if each is not None and shape is not None:
+                rows = sampled(rows, shape, each)
             columns = self._rows(file, order, rows, columns, before[0])
         seen, kept = self._survey.rows - before[0], self._survey.kept - before[1]
         if not seen and not self._survey.problems.stopping():
             raise no_rows(source.path)
-        self._kept.append(kept)
+        self._kept.append(kept if times is None else min(kept, sum(map(bool, times))))
         if times is not None:
             how = f"drawn as with --data_seed {self._draw.seed}" if self._draw.shuffle else "the first ones"
             said = f"trains {source.sample} rows, {how}; lengths describe these"
@@ -227,7 +228,7 @@ class _Reading:
         elif source.sample is not None and seen:
             drawn = f"trains {source.sample} rows drawn from {seen}; lengths describe all of them"
             self._survey.problems.add("sampled", str(source.files[0]), 1, drawn, drops_row=False)
-            self._kept[-1] = round(source.sample * kept / seen)
+            self._kept[-1] = min(kept, round(source.sample * kept / seen))
             left = (self._drawn[0] + source.sample - seen, self._drawn[1] + round(source.sample * kept / seen) - kept)
             self._drawn = left
 
@@ -236,7 +237,7 @@ class _Reading:
         size = sum(file.stat().st_size for file in source.files)
         return source.sample is not None and size < self._limits.parallel_bytes
 
-    def _draw_from(self, source: Source) -> tuple[Shape | None, Iterator[int] | None]:
+    def _draw_from(self, source: Source) -> tuple[Shape | None, list[int] | None]:
         """How the dataset is read, and how often each row is trained that the loader keeps."""
         schema = Schema()
         rows = [(line, row) for file in source.files for line, row in source.rows(file, _unheard, schema)]
@@ -245,7 +246,7 @@ class _Reading:
             return None, None
         shape = chosen_shape(source.files[0], records[:_BATCH])
         kept = sum(survives(row, shape) for _, row in records)
-        return (shape, iter(self._draw.times(kept, source.sample))) if kept else (None, None)
+        return (shape, self._draw.times(kept, source.sample)) if kept else (None, None)
 
     def _parts(self, file: Path, order: int, columns: tuple[str, ...], schema: Schema) -> bool:
         """Surveys a large file in parts. Returns False where it can only be read as a whole."""
