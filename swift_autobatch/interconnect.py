@@ -7,6 +7,7 @@ from typing import Literal
 from swift_autobatch.records import Gpu
 from swift_autobatch.tables import GpuRow
 
+MOST_CARDS = 16  # of one machine, which is all that is planned for
 Links = Literal["none", "nvlink", "pcie", "nop2p"]
 
 # One PCIe lane, one direction, after line coding, 10**9 bytes per second. Source: PCI-SIG base specifications.

@@ -10,13 +10,13 @@ from typing import Any
 from swift_autobatch import machines
 from swift_autobatch.errors import AutoswiftError, UsageError
 from swift_autobatch.even_rows import rows_of
+from swift_autobatch.interconnect import MOST_CARDS
 from swift_autobatch.planner import choose
 from swift_autobatch.records import Candidate, Facts, Prediction, Request, Sourced, Strategy
 from swift_autobatch.search import nearest
 from swift_autobatch.units import show_gib
 
 AXES = ("gpus", "length")
-_MOST_CARDS = 64
 _SHORTEST = 512
 _LONGEST = 131_072
 
@@ -54,7 +54,7 @@ def parse(text: str) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _values(axis: str, span: str) -> tuple[int, ...]:
-    most = _MOST_CARDS if axis == "gpus" else _LONGEST
+    most = MOST_CARDS if axis == "gpus" else _LONGEST
     ends = re.fullmatch(r"(\d+)\.\.(\d+)", span)
     found: list[int] = []
     if ends:

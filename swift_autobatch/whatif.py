@@ -9,6 +9,7 @@ from typing import Any
 from swift_autobatch import machines
 from swift_autobatch.candidates import enumerate_space
 from swift_autobatch.errors import AutoswiftError
+from swift_autobatch.interconnect import MOST_CARDS
 from swift_autobatch.pins import pinned_fields
 from swift_autobatch.planner import choose
 from swift_autobatch.reasons import given
@@ -19,7 +20,6 @@ from swift_autobatch.units import GIB
 
 _WORTH = 1.05  # a change of less than 5 % is not worth a line
 _KERNELS = (("flash-attn", "2.8"), ("liger-kernel", "0.6"))  # any version will do: rules ask whether it is there
-_MOST_CARDS = 16
 
 
 def changes(request: Request, decided: Plan, table: tuple[Strategy, ...], root: str) -> tuple[str, ...]:
@@ -47,9 +47,9 @@ def changes(request: Request, decided: Plan, table: tuple[Strategy, ...], root: 
 def _trials(request: Request, facts: Facts, now: Scored) -> Iterator[tuple[str, Facts, Request]]:
     machine = facts.machine
     cards = len(machine.gpus)
-    if 0 < cards < _MOST_CARDS and machine.processes == cards and request.prefer.value != "fewest-gpus":
+    if 0 < cards < MOST_CARDS and machine.processes == cards and request.prefer.value != "fewest-gpus":
         yield "one more GPU", machines.with_cards(facts, cards + 1), request
-        if 1 < cards <= _MOST_CARDS // 2:
+        if 1 < cards <= MOST_CARDS // 2:
             yield "twice the GPUs", machines.with_cards(facts, 2 * cards), request
     if machine.gpus:
         for package, version in _KERNELS:
@@ -69,7 +69,10 @@ def _worth(found: Scored, now: Scored) -> bool:
 
 
 def _words(found: Scored, now: Scored) -> str:
-    """The other plan: strategy, batch, what no longer has to give, and the factor in time."""
+    """The other plan: strategy, batch, what no longer has to give, and the factor in time over the same rows.
+
+    Where it learns from another number of rows a step, that is said: fewer and larger steps are a part of the factor.
+    """
     candidate = found[0]
     parts = [f"{candidate.strategy}, batch {candidate.micro_batch} x {candidate.dp} x {candidate.accumulation}"]
     if now[0].quant != "none" and candidate.quant == "none":
@@ -80,6 +83,8 @@ def _words(found: Scored, now: Scored) -> str:
         parts.append(given(candidate))
     if now[0].offload and not candidate.offload:
         parts.append("without offload")
+    if candidate.effective_batch != now[0].effective_batch:
+        parts.append(f"effective batch {candidate.effective_batch} instead of {now[0].effective_batch}")
     parts.append(f"{now[1].epoch_s / found[1].epoch_s:.2g} x the speed")
     return ", ".join(parts)
 

@@ -40,6 +40,38 @@ def told(folder: Path, spec: str, model: str = QWEN, **asked: Any) -> tuple[str,
 # ------------------------------------------------------------------------------------- what would change the answer
 
 
+def test_a_factor_over_another_batch_says_so(tmp_path: Path) -> None:
+    """Nine cards cannot make a step of 16 rows: a part of the factor is the larger step."""
+    line = next(line for line in told(tmp_path, "8xA100-80G") if line.startswith("one more GPU"))
+    assert "effective batch 18 instead of 16" in line
+    twice = next(line for line in told(tmp_path, "2xA100-80G") if line.startswith("twice the GPUs"))
+    assert "effective batch" not in twice
+
+
+def test_nothing_plans_more_cards_than_one_machine_holds(tmp_path: Path) -> None:
+    assert not any("GPU" in line for line in told(tmp_path, "16xA100-80G"))
+    assert not any("twice" in line for line in told(tmp_path, "9xA100-80G"))
+    with pytest.raises(UsageError, match="from 1 to 16"):
+        sweep.parse("gpus 1..32")
+    assert sweep.parse("gpus 16") == ("gpus", (16,))
+
+
+def test_a_sweep_says_where_the_batch_differs(tmp_path: Path) -> None:
+    facts = builders.facts(tmp_path, "1xA100-80G", QWEN, ROWS)
+    for values, said in (((1, 3), True), ((1, 2), False)):
+        shown = show_explore.sweep(sweep.sweep(builders.request(), facts, TABLE, {}, "gpus", values))
+        assert ("not the same everywhere" in " ".join(shown)) is said
+        assert any(" = 16 " in line for line in shown)
+        assert any(" = 18 " in line for line in shown) is said
+
+
+def test_a_card_with_two_prices_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("A100-80G: 1.6\n'4090': 0.4\nA100 SXM4 80GB: 2\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="has a price already") as caught:
+        read_prices(tmp_path / "p.yaml", "p.yaml")
+    assert caught.value.where == "p.yaml:3"
+
+
 def test_one_more_card_is_named_with_its_factor(tmp_path: Path) -> None:
     lines = told(tmp_path, "1xT4")
     assert any(re.match(r"one more GPU: \S+, batch \d+ x 2 x \d+.*, [\d.]+ x the speed$", line) for line in lines)
@@ -159,6 +191,7 @@ def test_the_smallest_cards_come_first(rows: Path) -> None:
     assert sizes[0] <= 16 * GIB
     assert all(one.prediction.fits for one in found)
     assert all(len(line) <= 80 for line in show_explore.offers(found))
+    assert "least memory in all first" in show_explore.offers(found)[-1]
 
 
 def test_prices_put_the_cheapest_epoch_first(rows: Path) -> None:

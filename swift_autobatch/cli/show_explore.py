@@ -11,6 +11,8 @@ from swift_autobatch.sweep import Sweep
 from swift_autobatch.units import gib, show_count, show_seconds
 
 _MOST_OFFERS = 20
+_PRICED = "The cheapest epoch first, at the prices given."
+_SMALLEST = "The fewest of each card; least memory in all first, streamed weights last."
 _HEAD = {"gpus": "cards", "length": "tokens"}
 
 
@@ -23,8 +25,10 @@ def sweep(found: Sweep) -> list[str]:
         for value, plan, made in planned
     ]
     lines = text.table(head, body) if body else []
+    batches = {plan.effective_batch for _, plan, _ in planned}
+    differs = ["The effective batch is not the same everywhere: epochs are of larger or smaller steps."]
     missing = [f"{one.value} {_HEAD[found.axis]}: {one.why}" for one in found.points if one.candidate is None]
-    return text.joined([lines, text.bullets(missing, text.width())])
+    return text.joined([lines, differs if len(batches) > 1 else [], text.bullets(missing, text.width())])
 
 
 def offers(found: Sequence[Offer]) -> list[str]:
@@ -44,7 +48,8 @@ def offers(found: Sequence[Offer]) -> list[str]:
         for one in found[:_MOST_OFFERS]
     ]
     rest = len(found) - _MOST_OFFERS
-    return [*text.table(head, body), *([f"  and {rest} more (--json lists all)"] if rest > 0 else [])]
+    more = [f"  and {rest} more (--json lists all)"] if rest > 0 else []
+    return [*text.table(head, body), *more, "", _PRICED if priced else _SMALLEST]
 
 
 def _price(offer: Offer) -> tuple[str, ...]:
@@ -58,7 +63,7 @@ def _strategy(candidate: Candidate) -> str:
 
 
 def _batch(candidate: Candidate) -> str:
-    return f"{candidate.micro_batch} x {candidate.dp} x {candidate.accumulation}"
+    return f"{candidate.micro_batch} x {candidate.dp} x {candidate.accumulation} = {candidate.effective_batch}"
 
 
 def _memory(prediction: Prediction) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from swift_autobatch.errors import UsageError
 from swift_autobatch.facts.host import GFLOPS_PER_CORE, MEMORY_GB_S
-from swift_autobatch.interconnect import Links, assumed_links, row_gpu
+from swift_autobatch.interconnect import MOST_CARDS, Links, assumed_links, row_gpu
 from swift_autobatch.records import Host, Machine, Software, replace
 from swift_autobatch.tables import GpuRow, gpus, near
 from swift_autobatch.units import MIB, from_gib, gib, show_gib
@@ -17,7 +17,6 @@ _TOLERANCE = 0.03  # ECC and driver versions move the reported size by up to 2 %
 RAM_PER_CARD_GIB = 64  # of an assumed machine
 CORES_PER_CARD = 8
 RESERVE_BYTES = 512 * MIB  # of an assumed card: what the driver keeps when the card is idle
-_MOST_CARDS = 16  # of one machine
 
 
 # ------------------------------------------------------------------------------------------ by driver's name
@@ -75,8 +74,8 @@ def find_card(text: str) -> GpuRow:
             where="--gpus",
             hints=tuple(f"{_short(row)}  ({row.name})" for row in several[:8]),
         )
-    names = [_short(row) for row in gpus().values() if row.vendor == "nvidia"]
-    alike = [_short(row) for row in several] or list(near(text, names))
+    names = _names()
+    alike = [_short(row) for row in several] or _alike(text)
     raise UsageError(
         f"no card named {text!r} in the catalogue",
         where="--gpus",
@@ -85,6 +84,16 @@ def find_card(text: str) -> GpuRow:
             "for any other card describe the machine in a file: autoswift env --json there, then --hardware FILE",
         ),
     )
+
+
+def _names() -> list[str]:
+    return [_short(row) for row in gpus().values() if row.vendor == "nvidia"]
+
+
+def _alike(text: str) -> list[str]:
+    """Short names of cards that are spelled alike, best first."""
+    by_key = {_key(name): name for name in _names()}
+    return [by_key[key] for key in near(_key(text), list(by_key))]
 
 
 def _key(name: str) -> str:
@@ -154,14 +163,16 @@ def _parse(spec: str) -> tuple[int, GpuRow, float | None]:
     match = re.fullmatch(r"(\d+)\s*[xX×*]\s*(\S.*)", card_text)
     if match is None:
         known = any(_key(card_text) in _keys(row) for row in gpus().values())
-        hint = f"write {f'1x{card_text}' if known else '4x4090'}"
+        counted = re.match(r"\W*\d*\s*[x×*]", card_text, re.IGNORECASE)  # the number is what is wrong
+        meant = [card_text] if known else [] if counted else _alike(card_text)
+        hint = f"write {f'1x{meant[0]}' if meant else '4x4090'}"
         raise UsageError(f"{spec!r} is not <number>x<card>[,ram=<GiB>]", where="--gpus", hints=(hint,))
     count = int(match[1])
-    if not 1 <= count <= _MOST_CARDS:
+    if not 1 <= count <= MOST_CARDS:
         raise UsageError(
-            f"{count} cards is outside 1 to {_MOST_CARDS}, what one machine holds",
+            f"{count} cards is outside 1 to {MOST_CARDS}, what one machine holds",
             where="--gpus",
-            hints=(f"write {min(max(count, 1), _MOST_CARDS)}x{match[2]}",),
+            hints=(f"write {min(max(count, 1), MOST_CARDS)}x{match[2]}",),
         )
     row = find_card(match[2])
     if row.vendor != "nvidia" or row.compute_capability is None:
@@ -174,9 +185,15 @@ def _ram(options: Sequence[str], card: str) -> float | None:
     found: float | None = None
     for option in options:
         match = re.fullmatch(r"ram\s*=\s*(\d+(?:\.\d+)?)\s*(?:g|gb|gib)?", option, re.IGNORECASE)
-        if match is None or found is not None or not 1 <= float(match[1]) <= 2**15:
+        if match is not None and found is not None:
             raise UsageError(
-                f"{option!r} is not ram=<GiB>" if match is None else f"{option!r} cannot be: one size, 1 to 32768 GiB",
+                f"ram is given twice, {found:g} and {match[1]} GiB",
+                where="--gpus",
+                hints=(f"write {card},ram={match[1]}",),
+            )
+        if match is None or not 1 <= float(match[1]) <= 2**15:
+            raise UsageError(
+                f"{option!r} is not ram=<GiB>" if match is None else f"{option!r} is outside 1 to 32768 GiB",
                 where="--gpus",
                 hints=(f"write {card},ram=256",),
             )

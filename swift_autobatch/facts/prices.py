@@ -41,6 +41,12 @@ def read_prices(path: Path, shown: str) -> Mapping[str, float]:
             card = find_card(str(key.value)).name
         except UsageError as error:
             raise UsageError(error.what, where=where, hints=error.hints) from error
+        if card in found:
+            raise UsageError(
+                f"{key.value!r} is {card}, which has a price already: {found[card]:g}",
+                where=where,
+                hints=("keep one price a card",),
+            )
         found[card] = _price(str(value.value), where)
     return found
 

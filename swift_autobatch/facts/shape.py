@@ -8,6 +8,7 @@ from typing import Any
 
 from swift_autobatch.errors import InputError
 from swift_autobatch.facts.families import FAMILIES, UNKNOWN, Family
+from swift_autobatch.facts.impossible import refuse_impossible
 
 Config = Mapping[str, Any]
 Linear = tuple[str, int, int]
@@ -67,7 +68,7 @@ def read_shape(config: Config, where: str) -> Shape:
         where: its path, for errors.
 
     Raises:
-        InputError: keys missing or of the wrong type, all named.
+        InputError: keys missing or of the wrong type, all named; sizes that no model can have.
     """
     text = text_config(config)
     model_type = str(text.get("model_type") or config.get("model_type") or "")
@@ -151,6 +152,8 @@ def _sizes(text: Config, family: Family, where: str) -> _Sizes:
             where=where,
             hints=("use the config.json that came with the model, unedited", "or name the model by its id"),
         )
+    whole = (*needed.values(), _KV_HEADS, _HEAD_DIM, _INTERMEDIATE)
+    refuse_impossible(text, whole, _HEADS, _KV_HEADS, _EXPERTS, _EXPERTS_USED, where)
     hidden, layers, heads, vocab = (int(found[name] or 0) for name in needed)
     experts = _first(text, _EXPERTS) or 0
     kv_heads = _first(text, _KV_HEADS) or heads

@@ -150,7 +150,8 @@ def test_a_card_of_low_confidence_is_said() -> None:
         ("-1x4090", "write 4x4090"),
         ("4x4090,ram=lots", "write 4x4090,ram=256"),
         ("4x4090,ram=0", "write 4x4090,ram=256"),
-        ("4x4090,ram=64,ram=128", "write 4x4090,ram=256"),
+        ("4x4090,ram=64,ram=128", "write 4x4090,ram=128"),
+        ("A200", "write 1xh200"),
         ("4x4090,", "write 4x4090,ram=256"),
         ("4x4090,disk=3", "write 4x4090,ram=256"),
     ],
@@ -205,3 +206,10 @@ def test_pcie_rates() -> None:
     assert pcie_gb_s(4, 8) == 15.8
     assert pcie_gb_s(None, 16) is None
     assert pcie_gb_s(4, None) is None
+
+
+@pytest.mark.parametrize(("spec", "alike"), [("1xRTX4090Ti", "4090"), ("1xRTX5095", "5090"), ("2xH1000", "h100")])
+def test_an_unknown_card_is_answered_with_those_spelled_alike(spec: str, alike: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        assumed_machine(spec, SOFTWARE)
+    assert alike in caught.value.hints[0].removeprefix("did you mean ").rstrip("?").split(", ")

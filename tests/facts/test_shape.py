@@ -257,3 +257,32 @@ def test_an_unknown_family_is_an_estimate() -> None:
     shape = read_shape({"model_type": "brand_new", **BASE}, "x")
     assert not shape.exact
     assert shape.params_text == read_shape({"model_type": "llama", **BASE}, "x").params_text
+
+
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "vocab_size": 100,
+    "intermediate_size": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_attention_heads": 7}, "num_attention_heads is 7, no multiple of num_key_value_heads, which is 3"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0, and must be a whole number"),
+        ({"num_hidden_layers": 24.5}, "num_hidden_layers is 24.5, and must be a whole number"),
+        ({"head_dim": -8}, "head_dim is -8"),
+        ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok is 8, more than there are experts"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_refused(changes: dict[str, Any], said: str) -> None:
+    assert read_shape(SMALL, "config.json").kv_heads == 3
+    with pytest.raises(InputError) as caught:
+        read_shape({**SMALL, **changes}, "m/config.json")
+    assert said in caught.value.what
+    assert caught.value.where == "m/config.json"
