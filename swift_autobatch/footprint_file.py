@@ -14,13 +14,15 @@ import hashlib
 import json
 import lzma
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, TypeVar, overload
 
 from swift_autobatch.errors import InputError
 from swift_autobatch.records import STORAGE_KINDS, Footprint, FootprintKey, Instant, ModelFacts, Stream
 
+T = TypeVar("T")
 AGAIN, BELOW = 0, 1  # tokens; then 2 + 2 x pair for an allocation, 3 + 2 x distance for a free
 _FORMAT = 1
 # Tokens are 16-bit or 32-bit numbers: LZMA is told their alignment.
@@ -95,11 +97,44 @@ class _Shelf(Mapping[FootprintKey, Footprint]):
             self._read[key] = _read(key, variant, tokens)
         return self._read[key]
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
     def __iter__(self) -> Iterator[FootprintKey]:
         return iter(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+class _Later(Sequence[T]):
+    """A part of a stream that is decoded when it is first looked at: most plans need the instants alone."""
+
+    def __init__(self, decode: Callable[[], Sequence[T]]) -> None:
+        self._decode = decode
+
+    @cached_property
+    def _items(self) -> tuple[T, ...]:
+        return tuple(self._decode())
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (_Later, tuple)) and self._items == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._items)
 
 
 def _written(footprint: Footprint) -> tuple[dict[str, Any], array[int]]:
@@ -155,11 +190,11 @@ def _place(alive: Sequence[int], storage: int) -> int:
 
 def _read(key: FootprintKey, variant: Mapping[str, Any], tokens: Sequence[int]) -> Footprint:
     pairs = [(size, STORAGE_KINDS[kind]) for size, kind in variant["pairs"]]
-    events, slots = _events(tokens)
+    decoded = cache(lambda: _events(tokens))
     stream = Stream(
         sizes=tuple(tuple(size) for size in variant["sizes"]),
-        storages=tuple([pairs[slot] for slot in slots]),
-        events=events,
+        storages=_Later(lambda: [pairs[slot] for slot in decoded()[1]]),
+        events=_Later(lambda: decoded()[0]),
         marks=tuple((index, phase, place) for index, phase, place in variant["marks"]),
         notes=tuple(variant["notes"]),
         versions=variant["versions"],

@@ -45,9 +45,27 @@ def notes(candidate: Candidate, facts: Facts, request: Request) -> Iterator[str]
         if idle:
             verb = "have" if len(idle) > 1 else "has"
             yield f"{', '.join(idle)} {verb} no effect: full tuning trains the weights themselves, without adapters"
+    yield from _costed_otherwise(candidate, request)
     unknown = [] if candidate.tuner == "full" else _unknown_targets(request, facts.model)
     if unknown:
         yield f"--target_modules {' '.join(unknown)}: no linear module of the decoder has that name"
+
+
+# Pins that the prediction does not follow: what it takes instead, and which way it is off.
+_COSTED_OTHERWISE = (
+    ("use_dora", "DoRA is costed as LoRA: it needs more memory and time"),
+    ("use_galore", "GaLore is costed as whole AdamW states: it needs less memory"),
+)
+
+
+def _costed_otherwise(candidate: Candidate, request: Request) -> Iterator[str]:
+    for flag, words in _COSTED_OTHERWISE:
+        if _said(request, flag) == "true" and (flag != "use_dora" or candidate.tuner != "full"):
+            yield words
+    pin = request.pins.get("target_modules")
+    asked = () if pin is None else (pin.value,) if isinstance(pin.value, str) else pin.value
+    if candidate.tuner != "full" and asked and "all-linear" not in asked:
+        yield "adapters are costed on every linear module: those of --target_modules alone need less"
 
 
 def _registered(request: Request, flag: str, known: tuple[str, ...]) -> None:

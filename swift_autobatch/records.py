@@ -12,7 +12,7 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
@@ -286,6 +286,7 @@ class ModelFacts:
     swift_template: str | None
     pass_model_type: bool = False  # the engine cannot tell by itself: --model_type and --template are supplied
     quantised: str | None = None  # gptq, awq, bnb ... when the checkpoint already is
+    packed_bytes: float | None = None  # a parameter of its linear modules, scales included; None: whole or unknown
     source: str
     tokenizer_path: str | None = None  # folder with tokenizer.json; None: lengths are assumed
     embedded: bool = False  # the built-in demonstration model
@@ -526,8 +527,8 @@ class Stream:
     """
 
     sizes: tuple[Polynomial, ...]
-    storages: tuple[tuple[int, StorageKind], ...]
-    events: tuple[int, ...]
+    storages: Sequence[tuple[int, StorageKind]]
+    events: Sequence[int]
     marks: tuple[tuple[int, Phase, str], ...]
     notes: tuple[str, ...] = ()  # what the trace could not model, in sentences
     versions: Mapping[str, str] = field(default_factory=dict)  # of torch, transformers, peft, ms-swift

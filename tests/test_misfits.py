@@ -103,3 +103,16 @@ def test_the_refusal_names_the_rule_nearest_to_the_pins(
         )
     assert "megatron" not in str(caught.value).lower()
     assert "--parallel-method deepspeed" not in caught.value.hints
+
+
+@pytest.mark.parametrize(
+    ("pins", "said"),
+    [
+        ({"use_dora": "true"}, "DoRA is costed as LoRA: it needs more"),
+        ({"use_galore": "true", "tuner_type": "full"}, "GaLore is costed as whole AdamW states: it needs less"),
+        ({"target_modules": ("q_proj", "v_proj")}, "adapters are costed on every linear module"),
+    ],
+)
+def test_pins_that_the_prediction_does_not_follow_say_so(tmp_path: Path, pins: dict[str, Any], said: str) -> None:
+    assert any(said in note for note in plan(tmp_path, **pins).notes)
+    assert not any("costed" in note for note in plan(tmp_path).notes)

@@ -12,6 +12,7 @@ from swift_autobatch.errors import InputError
 from swift_autobatch.facts.engine_type import EngineType, engine_type
 from swift_autobatch.facts.find_model import Found, find_model
 from swift_autobatch.facts.hub_cache import chosen_hub
+from swift_autobatch.facts.packed import packed_bytes
 from swift_autobatch.facts.shape import Config, Shape, read_shape, text_config
 from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import DTYPE_BYTES, Dtype, Environment, ModelFacts, Sourced
@@ -126,6 +127,7 @@ def _facts(found: Found, config: Config) -> ModelFacts:
     # Same shape alone says nothing about the chat template: only the row of the model's own name does.
     named = (row.swift_model_type, row.swift_template) if row is not None and row is twin else (None, None)
     kind = engine_type(str(folder) if found.local else name, architecture, folder, named)
+    quantised = _quantised(config, name)
     return ModelFacts(
         id=name,
         path=str(folder) if found.local else None,
@@ -153,7 +155,8 @@ def _facts(found: Found, config: Config) -> ModelFacts:
         swift_model_type=kind.model_type,
         swift_template=kind.template,
         pass_model_type=kind.tell,
-        quantised=_quantised(config, name),
+        quantised=quantised,
+        packed_bytes=packed_bytes(_quantisation(config), name, quantised),
         source="; ".join(part for part in (found.source, note, _type_note(kind)) if part),
         tokenizer_path=str(found.tokenizer) if found.tokenizer else None,
     )
@@ -237,10 +240,15 @@ def _dtype(config: Config) -> Dtype | None:
     return None
 
 
+def _quantisation(config: Config) -> Mapping[str, Any] | None:
+    said = config.get("quantization_config") or text_config(config).get("quantization_config")
+    return said if isinstance(said, Mapping) else None
+
+
 def _quantised(config: Config, name: str) -> str | None:
     """``quantization_config.quant_method`` as the engine calls it; for ids without a file, by name."""
-    said = config.get("quantization_config") or text_config(config).get("quantization_config")
-    if isinstance(said, Mapping):
+    said = _quantisation(config)
+    if said is not None:
         method = str(said.get("quant_method") or "unknown")
         return "bnb" if method == "bitsandbytes" else method
     last = name.rsplit("/", 1)[-1].lower()

@@ -9,7 +9,7 @@ from swift_autobatch.predict import cpu_offload, footprints, host, logits, rates
 from swift_autobatch.predict.instants import GATHERED, LASTING, LAYERS, ROWS, Instant, phases, size
 from swift_autobatch.predict.job import Job, job
 from swift_autobatch.predict.profile import SWIFT, Engine
-from swift_autobatch.records import Candidate, Facts, Footprint, Machine, Phase, PhaseMemory, Prediction
+from swift_autobatch.records import Candidate, Facts, Footprint, Machine, ModelFacts, Phase, PhaseMemory, Prediction
 from swift_autobatch.units import GIB, show_gib
 
 CARD_SHARE = 0.90  # the p99 allowance of the fit rule
@@ -102,7 +102,7 @@ def _prediction(
         epoch_s=max(1.0, work.facts.data.kept / max(pace.rows, 1e-9)) * step_s,
         bound_by=pace.bound_by,
         mfu=pace.mfu,
-        assumptions=(*_answered(footprint), *_assumptions(work)),
+        assumptions=(*_answered(footprint, work.facts.model), *_assumptions(work)),
         traced=traced,
         reserved_bytes=_held(work, found["steady"], max(peaks[phase] for phase in judged), context + nccl),
     )
@@ -198,20 +198,22 @@ def _uncounted(work: Job) -> list[str]:
     notes = []
     if candidate.tuner not in ("full", "lora"):
         notes.append(f"tuner {candidate.tuner} is costed as LoRA of rank {candidate.lora_rank}")
-    if model.quantised and candidate.quant == "none":
+    if model.quantised and candidate.quant == "none" and model.packed_bytes is None:
         notes.append(f"the checkpoint is {model.quantised} already but costed with 16-bit weights: it needs less")
     if model.params_vision and data.media_rows:
         notes.append("activations of the vision tower are not counted: rows with media need more memory")
     return notes
 
 
-def _answered(footprint: Footprint | None) -> tuple[str, ...]:
+def _answered(footprint: Footprint | None, model: ModelFacts) -> tuple[str, ...]:
     """Which of the two says what passes in a step, and what the trace could not model."""
     if footprint is None:
         return ("memory of a step: closed form",)
     versions = footprint.stream.versions
     said = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "peft") if name in versions)
-    return (f"memory of a step: traced on the real model ({said})", *footprint.stream.notes)
+    seen = f"memory of a step: traced on the real model ({said})"
+    blind = (f"{seen}, on text alone: images are left out",) if model.params_vision else (seen,)
+    return (*blind, *footprint.stream.notes)
 
 
 def _assumptions(work: Job) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def layer(job: Job) -> int:
     total = gathered(job)
     if candidate.quant == "nf4":
         total += int(shape.largest_linear * (2 + 4 / 64))  # one dequantised linear and its fp32 scales
-    elif candidate.quant == "int8":
+    elif candidate.quant == "int8" or job.facts.model.packed_bytes is not None:
         total += shape.largest_linear * 2
     if candidate.sp > 1:
         total += 4 * job.tokens * shape.h * 2  # all-to-all of q, k, v and the output

@@ -36,8 +36,8 @@ def script(stream: Stream) -> Script:
     return Script(
         slots=slots,
         parts=tuple((stream.sizes[size], kind) for size, kind in parts),
-        start=stream.events[:first],
-        step=step,
+        start=tuple(stream.events[:first]),
+        step=tuple(step),
         updates=(_update(stream, 0, first), _update(stream, first, last) - first),
         heirs=heirs,
         strays=strays,

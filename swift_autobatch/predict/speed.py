@@ -13,6 +13,7 @@ from swift_autobatch.predict.weights import quantised
 # Bytes moved to expand a 4-bit or 8-bit weight once: read, written in 16 bits. The plain GPTQ layer unpacks with a
 # chain of framework operations (auto_gptq qlinear_cuda.py: shift of an int32 copy, mask, subtract, scale).
 _EXPANSION_BYTES = {"nf4": 0.52 + 2, "int8": 1 + 2 + 4, "gptq": 26.0, "gptq-fused": 0.55 + 2}
+_PACKED_KERNEL = {"gptq": "gptq-fused", "awq": "gptq-fused", "bnb": "nf4"}  # of checkpoints that are quantised already
 _HOOKED_OPERATIONS = 12  # ZeRO-3, per module with weights and pass: fetch, wait, release, reduce
 _STALLED_OPERATIONS = 3  # before the device has work again
 _WRAPPED_OPERATIONS = 20  # FSDP, per layer and pass: streams, events, the gather, freeing
@@ -191,9 +192,10 @@ def _tensors(job: Job) -> int:
 
 def _dequantise(job: Job, found: products.Passes, device: Device) -> float:
     """Seconds of expanding 4- or 8-bit weights to 16 bits in forward, recompute and backward."""
-    if job.candidate.quant == "none":
+    packed = _PACKED_KERNEL.get(job.facts.model.quantised or "") if job.candidate.quant == "none" else None
+    if job.candidate.quant == "none" and packed is None:
         return 0.0
-    kind = job.engine.quant_kernel or job.candidate.quant
+    kind = job.engine.quant_kernel or packed or job.candidate.quant
     each = _EXPANSION_BYTES[kind] * quantised(job) / (job.candidate.tp * products.stages(job))
     share = 1.0 if kind == "gptq" else job.rates.dequantise_efficiency / job.rates.traffic_efficiency
     return each * (2 + found.again) / (device.memory * share)

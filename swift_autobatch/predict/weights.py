@@ -11,8 +11,8 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # 4-bit codes, 8-bit scales per 64, f
 def resident(job: Job) -> int:
     """Bytes of the model's own weights on one device, adapters not included.
 
-    Quantisation reaches the linears of the decoder layers only: embeddings, head, norms and (fused) experts
-    stay 16-bit. ZeRO-3 and FSDP shard what is there; offload of parameters keeps none.
+    Quantisation, here or in the checkpoint, reaches the linears of the decoder layers only: embeddings, head, norms
+    and (fused) experts stay 16-bit. ZeRO-3 and FSDP shard what is there; offload of parameters keeps none.
 
     Source: bitsandbytes functional.py (blocksize 64, double quantisation); DeepSpeed memory.rst.
     """
@@ -27,6 +27,8 @@ def resident(job: Job) -> int:
         total -= int(quantised(job) * (job.weight_bytes_each - NF4_BYTES))
     elif candidate.quant == "int8":
         total -= quantised(job) * (job.weight_bytes_each - 1)
+    elif (packed := _packed(job)) is not None:
+        total -= int(quantised(job) * (job.weight_bytes_each - packed))
     if job.engine.kbit_fp32_stream:
         total += (4 - job.weight_bytes_each) * (shape.embedding + shape.head)
     if job.engine.reference_model:
@@ -38,6 +40,11 @@ def resident(job: Job) -> int:
         whole = shape.embedding * each if candidate.pp == 1 else 0
         total = whole + (total - whole) // split
     return total
+
+
+def _packed(job: Job) -> float | None:
+    """Bytes a parameter of the linears of a checkpoint that is packed already; None where it is not."""
+    return job.facts.model.packed_bytes if job.candidate.tuner != "full" else None
 
 
 def quantised(job: Job) -> int:
@@ -53,6 +60,9 @@ def why(job: Job) -> str:
     kind = {"none": f"{job.weight_bytes_each} B a parameter", "nf4": "NF4 linears, the rest 16-bit"}.get(
         candidate.quant, "int8 linears, the rest 16-bit"
     )
+    packed = _packed(job)
+    if candidate.quant == "none" and packed is not None:
+        kind = f"{job.facts.model.quantised} checkpoint: {packed:.3g} B a parameter of the linears, the rest 16-bit"
     if candidate.tuner == "full":
         kind = f"{job.trainable_bytes_each} B a parameter"
     if candidate.zero_stage == 3 or candidate.uses_fsdp:

@@ -115,12 +115,12 @@ def test_zero3_spreads_adapters_above_its_persistence_threshold(tmp_path: Path) 
 
 def test_what_is_not_counted_is_said(tmp_path: Path) -> None:
     facts = builders.facts(tmp_path, "1xA100-80G", QWEN_7B, (2048,) * 50)
-    quantised = builders.replace(facts, model=builders.replace(facts.model, quantised="gptq"))
+    quantised = builders.replace(facts, model=builders.replace(facts.model, quantised="fp8"))
     seen = builders.replace(
         facts, model=builders.replace(facts.model, params_vision=1), data=builders.replace(facts.data, media_rows=3)
     )
     plain = builders.candidate(max_tokens=2048)
-    assert any("gptq already" in note for note in predict(quantised, plain).assumptions)
+    assert any("fp8 already" in note for note in predict(quantised, plain).assumptions)
     assert any("vision tower" in note for note in predict(seen, plain).assumptions)
     dora = predict(facts, builders.candidate(max_tokens=2048, tuner="adalora"))
     assert any("adalora is costed as LoRA" in note for note in dora.assumptions)

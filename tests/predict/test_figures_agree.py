@@ -63,7 +63,7 @@ def agree(made: Prediction) -> None:
 
 
 @given(candidates())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_figures_agree(job: tuple[Facts, Candidate]) -> None:
     made = cost(*job)
     agree(made)
