@@ -10,7 +10,7 @@ from collections.abc import Callable
 from swift_autobatch import rules
 from swift_autobatch.records import Check, CheckStatus, Machine, Probes
 from swift_autobatch.rules.rule import cannot_compile_offload, lacks, without_bf16, without_flash
-from swift_autobatch.tables import DIALECT
+from swift_autobatch.tables import DIALECT, DIALECTS, dialect_of
 from swift_autobatch.units import GIB, MIB, show_gib
 
 _DISK_FAIL_GIB, _DISK_WARN_GIB = 1, 20  # a LoRA checkpoint and its log; a 7B model and a few checkpoints
@@ -41,14 +41,21 @@ def examine(machine: Machine, probes: Probes | None) -> tuple[Check, ...]:
 
 def _engine(machine: Machine, probes: Probes | None) -> Result:
     version = machine.software.versions.get("ms-swift")
-    known = DIALECT.rsplit("-", 1)[-1]
+    best = DIALECT.rsplit("-", 1)[-1]
     if version is None:
-        return "fail", "ms-swift is not installed", f"pip install 'ms-swift=={known}.*'"
-    if not version.startswith(known + "."):
+        return "fail", "ms-swift is not installed", f"pip install 'ms-swift=={best}.*'"
+    if dialect_of(version) is None:
+        known = " and ".join(DIALECTS)
         return (
             "fail",
             f"ms-swift {version} is installed; its flags are known for {known} only",
-            f"pip install 'ms-swift=={known}.*'",
+            f"pip install 'ms-swift=={best}.*'",
+        )
+    if dialect_of(version) != DIALECT:
+        return (
+            "warn",
+            f"ms-swift {version}: commands are rendered in its flags, and the dry run measures nothing inside it",
+            f"pip install 'ms-swift=={best}.*'",
         )
     return "pass", f"ms-swift {version}", ""
 

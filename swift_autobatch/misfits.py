@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from swift_autobatch.errors import UsageError
 from swift_autobatch.records import Candidate, Facts, ModelFacts, Request
-from swift_autobatch.tables import DIALECT, engine_models, near
+from swift_autobatch.tables import DIALECT, dialect, dialect_of, engine_models, near
 
 # What a user's own code may add to the engine's registries.
 _REGISTERING = frozenset({"external_plugins", "custom_register_path"})
@@ -24,9 +24,10 @@ def refuse(request: Request, facts: Facts) -> None:
     """Stops at pins with which the engine would stop after loading.
 
     Raises:
-        UsageError: a template or model type that the engine does not know, or adapters on no module of the
-            model.
+        UsageError: a flag that the installed engine does not have, a template or model type that it does not know, or
+            adapters on no module of the model.
     """
+    _known_here(request, facts)
     _registered(request, "template", engine_models().all_templates)
     _registered(request, "model_type", tuple(engine_models().templates))
     _some_target(request, facts.model)
@@ -66,6 +67,19 @@ def _costed_otherwise(candidate: Candidate, request: Request) -> Iterator[str]:
     asked = () if pin is None else (pin.value,) if isinstance(pin.value, str) else pin.value
     if candidate.tuner != "full" and asked and "all-linear" not in asked:
         yield "adapters are costed on every linear module: those of --target_modules alone need less"
+
+
+def _known_here(request: Request, facts: Facts) -> None:
+    """A flag of today that the engine on the machine is too old for."""
+    version = facts.machine.software.versions.get("ms-swift")
+    engine = dialect(dialect_of(version) or DIALECT)
+    for flag, pin in request.pins.items():
+        if flag in engine.absent:
+            raise UsageError(
+                f"ms-swift {version} has no --{flag}",
+                where=pin.source.removeprefix("flag "),
+                hints=(f"drop --{flag}", "pip install 'ms-swift>=4.6,<4.7'"),
+            )
 
 
 def _registered(request: Request, flag: str, known: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,8 @@ from swift_autobatch.footprint_file import load
 from swift_autobatch.records import Footprint, FootprintKey
 
 DATA = Path(__file__).parent / "data"
-DIALECT = "ms-swift-4.6"
+DIALECT = "ms-swift-4.6"  # the spelling that autoswift reads and plans in; others are translated when rendered
+DIALECTS: Mapping[str, str] = {"4.6": DIALECT, "3.12": "ms-swift-3.12"}  # by minor version of the engine
 
 _GPU_KEYS = frozenset(
     "name vendor smi_names compute_capability memory_gib_marketing memory_mib_reported memory_source "
@@ -210,6 +211,8 @@ class Dialect:
     version: str
     flags: Mapping[str, Flag]
     renamed: Mapping[str, str]  # old name -> what to write now, in words ("--tuner_type")
+    names: Mapping[str, str] = field(default_factory=dict)  # our flag -> how this version spells it, where that differs
+    absent: frozenset[str] = frozenset()  # our flags that this version does not have
 
 
 @cache
@@ -228,8 +231,18 @@ def dialect(name: str = DIALECT) -> Dialect:
         for key, value in raw["flags"].items()
     }
     return Dialect(
-        name=name, version=raw["version"], flags=MappingProxyType(flags), renamed=MappingProxyType(raw["renamed"])
+        name=name,
+        version=raw["version"],
+        flags=MappingProxyType(flags),
+        renamed=MappingProxyType(raw["renamed"]),
+        names=MappingProxyType(raw.get("names", {})),
+        absent=frozenset(raw.get("absent", ())),
     )
+
+
+def dialect_of(version: str | None) -> str | None:
+    """The dialect of an installed engine; ours where none is installed, None where its flags are not known."""
+    return DIALECT if version is None else DIALECTS.get(".".join(version.split(".")[:2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

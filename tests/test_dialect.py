@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from swift_autobatch.engine_flags import BETTER_VALUES, MINIMUM, OWNED, PATHS, PRESETS
-from swift_autobatch.tables import Flag, dialect
+from swift_autobatch.tables import DIALECT, DIALECTS, Flag, dialect, dialect_of
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "make_dialect.py"
+OLD_SCRIPT = SCRIPT.with_name("make_old_dialect.py")
+OLD = "ms-swift-3.12"
 
 
 def test_counts_of_the_table() -> None:
@@ -42,6 +45,43 @@ def test_old_names_lead_to_flags_that_exist(old: str) -> None:
 def test_tables_of_exceptions_name_flags_that_exist() -> None:
     for table in (OWNED, MINIMUM, PATHS, PRESETS, [name for name, _ in BETTER_VALUES]):
         assert set(table) <= set(dialect().flags)
+
+
+def test_the_dialect_follows_the_installed_version() -> None:
+    assert dialect_of("4.6.0") == dialect_of("4.6.2.dev0") == dialect_of(None) == DIALECT
+    assert dialect_of("3.12.6") == OLD
+    assert dialect_of("3.1.2") is dialect_of("5.0") is None
+
+
+def test_every_dialect_says_what_becomes_of_every_flag_of_today() -> None:
+    for name in DIALECTS.values():
+        engine = dialect(name)
+        today = set(dialect().flags)
+        assert engine.absent <= today
+        assert set(engine.names) <= today
+        assert {engine.names.get(flag, flag) for flag in today - engine.absent} <= set(engine.flags)
+    old = dialect(OLD)
+    assert (old.version, len(old.flags), len(old.absent)) == ("3.12.6", 346, 22)
+    assert old.names == {"tuner_type": "train_type", "eval_metric": "metric", "safe_serialization": "save_safetensors"}
+
+
+def test_the_reading_of_sources_finds_what_the_parser_has() -> None:
+    """3.12 is read from its source; the same reading of the installed 4.6 must give the flags of its own parser."""
+    sys.path.insert(0, str(OLD_SCRIPT.parent))
+    try:
+        import make_old_dialect
+    finally:
+        sys.path.pop(0)
+    package = importlib.util.find_spec("swift")
+    assert package is not None
+    read = make_old_dialect.flags(Path(str(package.origin)).parents[1], "SftArguments")
+    parsed = dialect().flags
+    assert set(read) - set(parsed) == {"liger_kernel_config", "parallelism_config"}  # fields that no text converts to
+    assert set(parsed) <= set(read)
+    kinds = {name: (read[name]["kind"], flag.kind) for name, flag in parsed.items()}
+    assert {name for name, (one, other) in kinds.items() if one != other} == {"include_num_input_tokens_seen"}
+    lists = {name for name, flag in parsed.items() if read[name].get("many", False) != flag.many}
+    assert lists == {"optim_target_modules"}
 
 
 @pytest.mark.engine

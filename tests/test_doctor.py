@@ -81,7 +81,8 @@ def same(m: Machine) -> Machine:
 
 CASES: tuple[tuple[str, Change, dict[str, Any], str, str], ...] = (
     ("engine", versions(ms_swift=None), {}, "fail", "not installed"),
-    ("engine", versions(ms_swift="3.12.0"), {}, "fail", "3.12.0"),
+    ("engine", versions(ms_swift="3.12.6"), {}, "warn", "rendered in its flags"),
+    ("engine", versions(ms_swift="2.6.1"), {}, "fail", "known for 4.6 and 3.12 only"),
     ("versions", same, {"wants": ("ms-swift wants transformers<5.20.0, 5.21.0 is installed",)}, "warn", "5.21.0"),
     ("torch", versions(torch=None), {}, "fail", "not installed"),
     ("torch", same, {"torch_error": "OSError: libcudart.so.12"}, "fail", "libcudart"),

@@ -16,6 +16,7 @@ from swift_autobatch.render.engine_config import configs
 from swift_autobatch.render.plan_json import candidate_json, facts_json, plan_json, prediction_json
 from swift_autobatch.render.recipe_yaml import asked_yaml, measured_figures, recipe_yaml
 from swift_autobatch.render.script import script
+from swift_autobatch.tables import DIALECT, dialect, dialect_of
 
 __all__ = [
     "asked_yaml",
@@ -30,6 +31,7 @@ __all__ = [
     "recipe_yaml",
     "render",
     "resolve",
+    "spoken",
     "to_json",
     "write",
     "write_file",
@@ -46,7 +48,7 @@ _BESIDE = (
 def render(plan: Plan) -> Artefacts:
     """The files and the command of a plan. Paths start with ``$ROOT``, ``$RUN`` or ``$HOME``."""
     args = {flag: arg.value for flag, arg in plan.engine_args.items()}
-    argv = flatten(args)
+    argv = flatten(spoken(args, plan.facts.machine.software.versions.get("ms-swift")))
     env = {name: var.value for name, var in plan.env.items()}
     files = {
         "plan.json": to_json(plan_json(plan)),
@@ -63,6 +65,16 @@ def render(plan: Plan) -> Artefacts:
             files[name] = plugin(Path(name).name)
     files |= {f"plugins/{name}": plugin(name) for name in _BESIDE}
     return Artefacts(files=files, argv=argv, env=env)
+
+
+def spoken(args: Mapping[str, str | tuple[str, ...]], version: str | None) -> dict[str, str | tuple[str, ...]]:
+    """Arguments as an installed engine spells them; what it does not have is left out (misfits.py refuses pins of it).
+
+    Args:
+        version: of the engine on the machine that was planned for; None: the one that autoswift plans in.
+    """
+    engine = dialect(dialect_of(version) or DIALECT)
+    return {engine.names.get(flag, flag): value for flag, value in args.items() if flag not in engine.absent}
 
 
 def plugin(name: str) -> str:
