@@ -20,7 +20,7 @@ from swift_autobatch.planner import make_plan
 from swift_autobatch.predict.pool import with_segments
 from swift_autobatch.progress import Progress, Silent
 from swift_autobatch.records import DataFacts, Environment, Facts, ModelFacts, Plan, Request, Sourced, Strategy
-from swift_autobatch.request import build_request
+from swift_autobatch.request import OPTIONS, SHARED, build_request
 from swift_autobatch.units import show_gib, show_seconds
 
 ASSUMED_TOKENS = 2048  # rows of unknown length where the job does not say max_length
@@ -93,7 +93,7 @@ def review(file: str, options: Mapping[str, Any], env: Environment, progress: Pr
         InputError, UsageError: the file is none that we read; a machine that does not exist.
     """
     adopted = read(Path(env.cwd, file), file, env.variables)
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {**_own(adopted), **{name: value for name, value in options.items() if value is not None}}
     request = build_request(given, argv(adopted), env)
     if adopted.kind == "DeepSpeed JSON":
         return _unplanned(adopted, request, "a DeepSpeed config alone is no job: name the script that uses it")
@@ -127,21 +127,15 @@ def argv(adopted: Adopted) -> tuple[str, ...]:
     """The job as engine flags, in the file's order."""
     words: list[str] = []
     for name, setting in adopted.flags.items():
-        words += [f"--{name}", *setting.words]
+        if name not in _own(adopted):
+            words += [f"--{name}", *setting.words]
     return tuple(words)
 
 
-def differences(one: Adopted, other: Adopted) -> tuple[str, ...]:
-    """What two jobs do not have in common: flags and environment variables, each side's value."""
-    lines = []
-    for prefix, left, right in (("--", one.flags, other.flags), ("", one.env, other.env)):
-        for name in sorted({*left, *right}):
-            was, now = (" ".join(side[name].words) if name in side else "(not set)" for side in (left, right))
-            if was != now:
-                lines.append(f"{prefix}{name}: {was} | {now}")
-    if one.nproc != other.nproc:
-        lines.append(f"processes: {one.nproc or 'not said'} | {other.nproc or 'not said'}")
-    return tuple(lines)
+def _own(adopted: Adopted) -> dict[str, str]:
+    """The options of ours that a project recipe holds beside engine flags."""
+    own = set(OPTIONS) - set(SHARED)
+    return {name: " ".join(setting.words) for name, setting in adopted.flags.items() if name in own}
 
 
 def import_file(file: str, target: str, env: Environment, *, force: bool = False) -> tuple[Path, Adopted]:
@@ -170,7 +164,7 @@ def import_file(file: str, target: str, env: Environment, *, force: bool = False
         )
     adopted = replace(adopted, flags={name: adopted.flags[name] for name in adopted.flags if name not in unset})
     options = {"nproc": str(adopted.nproc)} if adopted.nproc else {}
-    request = build_request(options, argv(adopted), env)
+    request = build_request({**_own(adopted), **options}, argv(adopted), env)
     render.write_file(path, render.asked_yaml(request, source=adopted.path, name=target))
     return path, adopted
 

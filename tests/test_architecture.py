@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         | {"calibration", "proving", "scan"}
     ),
     frozenset({"api", "review"}),
-    frozenset({"explore", "plot"}),
+    frozenset({"explore", "differences", "plot"}),
     frozenset({"cli"}),
 )
 PURE = frozenset(

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("explain", "Say what ended a training, from any log or traceback."),
     "check": ("check", "Say what somebody's script or config does, what is odd about it, and what it needs."),
     "import": ("import_file", "Turn a script or config into a project recipe."),
-    "recipes": ("recipes", "List, show and copy strategy recipes; check recipe files."),
+    "recipes": ("recipes", "List, show and copy strategy recipes; check and compare recipe files."),
     "receipts": ("receipts", "List and show receipts: what was planned, what was measured, with which versions."),
     "completion": ("completion", "Print the script that completes commands and flags in a shell."),
     "version": ("version", "Show the versions of autoswift and of the engines."),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group("recipes")
 def command() -> None:
-    """List, show and copy strategy recipes; check recipe files.
+    """List, show and copy strategy recipes; check and compare recipe files.
 
     A strategy recipe is a row of the planner's table; a YAML file dropped into the project's autoswift/recipes/
     adds one. A project recipe is a decision that a project commits: `--save-recipe` writes it, `--recipe` runs it.
@@ -98,6 +98,41 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
                 click.echo(f"{one['file']}: {one['kind']}")
     if failed:
         raise _all_of(failed)
+
+
+@command.command("diff")
+@click.argument("one", metavar="A")
+@click.argument("other", metavar="B")
+@click.option("--gpus", metavar="NxCARD", help="Predict both for these cards instead of what the recipes say.")
+@click.option("--hardware", metavar="FILE", help="Predict both for the machine of a file: `autoswift env --json`.")
+@json_option
+def diff(one: str, other: str, as_json: bool, **options: str | None) -> None:
+    """Say what two recipes set otherwise, and what that changes in GiB and seconds.
+
+    A and B are project recipes, or anything that `autoswift check` reads, or two strategy recipes.
+    """
+    from swift_autobatch.cli import show_differences, text
+    from swift_autobatch.cli.options import progress_of
+    from swift_autobatch.differences import compare
+    from swift_autobatch.request import read_environment
+
+    found = compare(one, other, options, read_environment(), progress_of(options))
+    if as_json:
+        print_json(show_differences.as_json(found))
+    else:
+        text.page(show_differences.differences(found))
+
+
+@command.command("schema")
+@click.argument("kind", type=click.Choice(["project", "strategy"]), default="project", required=False)
+def schema_of(kind: str) -> None:
+    """Print the JSON Schema of project or strategy recipes, for an editor that completes and checks them.
+
+    Save it, and start a recipe with:  # yaml-language-server: $schema=recipe.schema.json
+    """
+    from swift_autobatch.yaml_file import PROJECT, STRATEGY, schema
+
+    print_json(schema(PROJECT if kind == "project" else STRATEGY))
 
 
 def _all_of(errors: Sequence[AutoswiftError]) -> AutoswiftError:

@@ -242,3 +242,58 @@ def test_what_a_shell_is_offered(line: str, offered: set[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     found = {answer.split(",")[1] for answer in done.stdout.splitlines() if answer.startswith("plain,")}
     assert offered <= found if "nonsense" in line else found == offered
+
+
+# --------------------------------------------------------------------------------------------------------- diff
+
+
+def saved(name: str, *flags: str, capsys: Captured) -> None:
+    assert autoswift([*PLAN, "--gpus", "2x4090", "--save-recipe", name, *flags], capsys)[0] == 0
+
+
+def test_diff_says_flags_gib_and_seconds(capsys: Captured) -> None:
+    saved("a.yaml", capsys=capsys)
+    saved("b.yaml", "--quant_method", "bnb", "--quant_bits", "4", "--deepspeed", "zero2", capsys=capsys)
+    code, out, _ = autoswift(["recipes", "diff", "a.yaml", "b.yaml", "--json"], capsys)
+    assert code == 0
+    found = json.loads(out)
+    assert found["schema"] == "autoswift.recipes-diff/1"
+    settings = {row["name"]: (row["one"], row["other"]) for row in found["settings"]}
+    assert settings["--quant_bits"] == (None, "4")
+    assert settings["--deepspeed"] == ("$RUN/autoswift/ds.json", "zero2")
+    assert not any(name.startswith("deepspeed.") for name in settings)
+    assert found["other"]["device_bytes"] < found["one"]["device_bytes"]
+    assert found["other"]["step_s"] > found["one"]["step_s"]
+    told = autoswift(["recipes", "diff", "a.yaml", "b.yaml"], capsys)[1]
+    assert "--quant_bits: (not set) | 4" in told
+    assert "a device: " in told
+    assert " x)" in told
+    assert "Set otherwise\n  nothing" in autoswift(["recipes", "diff", "a.yaml", "a.yaml"], capsys)[1]
+
+
+def test_diff_predicts_elsewhere_when_asked(capsys: Captured) -> None:
+    saved("a.yaml", capsys=capsys)
+    code, out, _ = autoswift(["recipes", "diff", "a.yaml", "a.yaml", "--gpus", "2xA100-80G", "--json"], capsys)
+    assert code == 0
+    found = json.loads(out)
+    assert found["one"] == found["other"]
+    assert found["one"]["machine_class"].startswith("2xa100")
+    assert found["one"]["why"] == "predicted as it is written"
+
+
+def test_diff_of_strategies_and_of_what_cannot_be_compared(capsys: Captured) -> None:
+    one, other = (str(shipped_folder() / f"{name}.yaml") for name in ("cpu", "cpu-ddp"))
+    code, out, _ = autoswift(["recipes", "diff", one, other], capsys)
+    assert code == 0
+    assert "use.parallel: none | ddp" in out
+    assert "nothing to compare" in refused(["recipes", "diff", "ok.yaml", one], capsys, 2)
+    refused(["recipes", "diff", "ok.yaml", "gone.yaml"], capsys, 5)
+
+
+def test_schema_is_what_check_holds_recipes_to(capsys: Captured) -> None:
+    import jsonschema
+
+    for kind in ("project", "strategy"):
+        code, out, _ = autoswift(["recipes", "schema", kind], capsys)
+        assert code == 0
+        jsonschema.Draft202012Validator.check_schema(json.loads(out))

@@ -15,7 +15,7 @@ from typing import Any
 import builders
 import pytest
 
-from swift_autobatch import doctor, review
+from swift_autobatch import differences, doctor
 from swift_autobatch.adopt import read
 from swift_autobatch.arguments import environment
 from swift_autobatch.checkpoints import checkpoint_bytes
@@ -484,8 +484,8 @@ def test_a_loopback_master_and_what_two_scripts_differ_in(tmp_path: Path) -> Non
     one, other = (read(tmp_path / name, name) for name in ("a.sh", "b.sh"))
     assert any("127.0.0.1" in finding.text and finding.level == "error" for finding in other.findings)
     assert not any(finding.level == "error" for finding in one.findings)
-    lines = review.differences(one, other)
-    assert any("MAX_PIXELS" in line for line in lines)
+    found = differences.compare("a.sh", "b.sh", {}, builders.environment(tmp_path))
+    assert ("MAX_PIXELS", "602112", None) in found.settings
 
 
 # ------------------------------------------------------------------------------------------------ resume and disk
