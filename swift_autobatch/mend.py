@@ -18,6 +18,7 @@ from swift_autobatch.units import show_gib, show_seconds
 _MOST_TRIALS = 40  # searches of some 10 ms
 _MOST_EDITS = 3
 _SHOWN = 4
+FIXED = "fixed: "  # begins the note of an edit that was applied
 
 # Flags that say one thing together: given up together.
 _UNITS: tuple[tuple[str, ...], ...] = (
@@ -115,7 +116,7 @@ def mends(request: Request, facts: Facts, table: tuple[Strategy, ...], root: Pat
         front = following
         if found or not front:  # a smaller edit makes larger ones uninteresting
             break
-    found.sort(key=lambda pair: (*_size(pair[0]), round(pair[1].prediction.epoch_s, 3)))
+    found.sort(key=lambda pair: (*_size(pair[0]), float(f"{pair[1].prediction.epoch_s:.2g}")))
     nearest = {trial.flags: mend for trial, mend in reversed(found)}  # the first of each set of flags
     kept = sorted(nearest.values(), key=[mend for _, mend in found].index)
     return tuple(kept[:_SHOWN])
@@ -152,7 +153,7 @@ def fixed(request: Request, facts: Facts, table: tuple[Strategy, ...], root: Pat
     for mend in mends(request, facts, table, root):
         if not mend.learns_otherwise:
             why = refusal(request, facts, space).what.removeprefix("no legal plan: ")
-            return mend.request, f"fixed: {' and '.join(mend.edits)}, because {why}"
+            return mend.request, f"{FIXED}{' and '.join(mend.edits)}, because {why}"
     return request, ""
 
 

@@ -119,8 +119,13 @@ def review(file: str, options: Mapping[str, Any], env: Environment, progress: Pr
         why=why,
         runs=as_written is not None,
         changes=_changes(as_written, own),
-        assumed=(*_reading(adopted), *assumed, *ranks.assumed),
+        assumed=(*_fixes(as_written), *_reading(adopted), *assumed, *ranks.assumed),
     )
+
+
+def _fixes(as_written: Plan | None) -> tuple[str, ...]:
+    """What ``--fix`` did to the job before it was costed."""
+    return tuple(note for note in as_written.notes if note.startswith(mend.FIXED)) if as_written else ()
 
 
 def argv(adopted: Adopted) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from swift_autobatch import mend, rules
 from swift_autobatch.errors import NotLegalError
 from swift_autobatch.planner import make_plan
 from swift_autobatch.records import Facts, Request, Sourced
+from swift_autobatch.review import review
 from swift_autobatch.strategies import load_strategies
 
 Pins = dict[str, str]
@@ -114,3 +115,18 @@ def test_a_forced_strategy_that_does_not_apply_is_given_up(tmp_path: Path) -> No
     applied, done = mend.fixed(asked, facts, load_strategies(), tmp_path)
     assert applied.strategy.value is None
     assert done.startswith("fixed: drop --strategy multi-ddp, because strategy multi-ddp cannot be used here")
+
+
+def test_check_costs_a_job_after_its_fix_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"query": "a", "response": "b"}\n' * 40)
+    job = "NPROC_PER_NODE=2 swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset rows.jsonl --max_length 512"
+    (tmp_path / "job.sh").write_text(f"{job} --quant_method bnb --quant_bits 4 --deepspeed zero3\n")
+    env = builders.environment(tmp_path)
+    found = review("job.sh", {"gpus": "2x4090"}, env)
+    assert found.as_written is None
+    assert re.search("--deepspeed zero[12] instead of zero3", found.why)
+    found = review("job.sh", {"gpus": "2x4090", "fix": True}, env)
+    assert found.as_written is not None
+    assert found.as_written.candidate.zero_stage in (1, 2)
+    assert found.as_written.candidate.quant == "nf4"
+    assert re.match("fixed: --deepspeed zero[12] instead of zero3", found.assumed[0])
