@@ -230,7 +230,7 @@ def test_an_unknown_shell(capsys: Captured) -> None:
         ("autoswift plan --strategy single-q", {"single-qlora", "single-qlora-offload"}),
         ("autoswift plan --lr-scaling s", {"sqrt"}),
         ("autoswift plan --strategy", {"--strategy"}),
-        ("autoswift recipes ", {"ls", "show", "cp", "check"}),
+        ("autoswift recipes ", {"ls", "show", "cp", "check", "diff", "schema"}),
     ],
 )
 def test_what_a_shell_is_offered(line: str, offered: set[str]) -> None:
