@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from goldens import Golden
 from hypothesis import HealthCheck, settings
 
 # A busy machine must not decide: no deadlines, and slow generation is no failure.
@@ -66,24 +67,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def _bug_report(request: pytest.FixtureRequest) -> None:
     for mark in request.node.iter_markers("report"):
         request.node.user_properties.append(("bug report", mark.args[0]))
-
-
-GOLDEN = Path(__file__).parent / "golden"
-
-
-class Golden:
-    """Compares text with a file under tests/golden/; ``--update-golden`` writes it instead."""
-
-    def __init__(self, update: bool) -> None:
-        self._update = update
-
-    def check(self, name: str, text: str) -> None:
-        path = GOLDEN / name
-        if self._update:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        assert path.exists(), f"no golden file {path}: run pytest --update-golden and review it"
-        assert text == path.read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Golden
+from goldens import Golden
 
 from swift_autobatch import tables
 from swift_autobatch.facts import embedded

@@ -167,17 +167,17 @@ def no_rows(path: Path) -> InputError:
         hint = f"put a file into it with one JSON object a line, such as {_EXAMPLE}"
         return InputError("the dataset has no rows", where=str(path), hints=(hint,))
     with path.open("rb") as stream:
-        empty = not stream.read(4096).strip()
+        head = stream.read(4096)
     hints = {
         ".csv": f"write the line query,response into it and below it rows such as {example(path)}"
-        if empty
+        if not head.strip()
         else f"it has a line of names and nothing below it: add rows such as {example(path)}",
         ".json": f"write a list of objects into it, such as [{_EXAMPLE}]",
         ".txt": "write one text a line into it",
         ".parquet": "write it with at least one row: a query and a response",
     }
     return InputError(
-        "the dataset is empty" if empty else "the dataset has no rows",
+        "the dataset has no rows" if head else "the dataset is empty",
         where=str(path),
         hints=(hints.get(path.suffix, f"write one JSON object a line into it, such as {_EXAMPLE}"),),
     )

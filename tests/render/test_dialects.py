@@ -9,7 +9,7 @@ from pathlib import Path
 
 import builders
 import pytest
-from conftest import Golden
+from goldens import Golden
 
 from swift_autobatch import render
 from swift_autobatch.errors import AutoswiftError, UsageError

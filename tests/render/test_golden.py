@@ -9,7 +9,7 @@ from typing import Any
 
 import builders
 import pytest
-from conftest import Golden
+from goldens import Golden
 
 from swift_autobatch import render
 from swift_autobatch.planner import make_plan
