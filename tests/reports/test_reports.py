@@ -392,7 +392,6 @@ def test_visible_devices_are_read_as_cuda_reads_them(value: str | None, indices:
     assert tuple(card.index for card in visible_cards(_CARDS, value)) == indices
 
 
-@pytest.mark.report("BR-44")
 def test_a_mig_slice_is_never_taken_for_its_card() -> None:
     with pytest.raises(MachineError, match="MIG"):
         visible_cards(_CARDS, "MIG-4f2a")
