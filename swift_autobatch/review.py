@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from swift_autobatch import api, machines, mend, render
-from swift_autobatch.adopt import Adopted, read
+from swift_autobatch import api, committed, machines, mend, render
+from swift_autobatch.adopt import Adopted, Finding, read
 from swift_autobatch.arguments import ALLOCATOR
 from swift_autobatch.engine_flags import shown
 from swift_autobatch.errors import AutoswiftError, InputError, NothingFitsError, UsageError
@@ -32,6 +32,11 @@ _PACKAGES = {
     "deepspeed": "deepspeed",
 }
 ONE_PROCESS = ("shell script", "ms-swift YAML")  # of ms-swift; other trainers' launchers take every card
+# What a job has to name, and what else brings it along.
+_REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "model": ("adapters", "resume_from_checkpoint", "ckpt_dir", "load_args", "mcore_model"),
+    "dataset": ("cached_dataset", "resume_from_checkpoint", "load_args", "load_data_args"),
+}
 _UNSET = re.compile(r"\$\w+|\$\{[^}]*\}|\$\(.*\)|`[^`]+`|%\w+%")  # what only the author's shell knows
 # What a plan decides; everything else that a job says is what its author wants.
 _DECIDED = (
@@ -106,9 +111,13 @@ def review(file: str, options: Mapping[str, Any], env: Environment, progress: Pr
         return _unplanned(adopted, request, f"not predicted: {error.what}")
     ranks = _ranks(adopted, len(facts.machine.gpus), asked="nproc" in given)
     table = api.strategies(env)
-    as_written, why = _as_written(request, facts, ranks.started, env)
-    if as_written is not None:
-        as_written = _allocating(as_written, adopted, env)
+    if adopted.kind == "project recipe":
+        as_written, why = _committed(file, given, facts, table, env)
+    else:
+        adopted = replace(adopted, findings=(*adopted.findings, *_missing(adopted)))
+        as_written, why = _as_written(request, facts, ranks.started, env)
+        if as_written is not None:
+            as_written = _allocating(as_written, adopted, env)
     batch = as_written.candidate.effective_batch if as_written else request.global_batch.value
     own, _ = _plan(_freed(request, batch), machines.fewer_cards(facts, ranks.cards), table, env)
     return Review(
@@ -121,6 +130,28 @@ def review(file: str, options: Mapping[str, Any], env: Environment, progress: Pr
         changes=_changes(as_written, own),
         assumed=(*_fixes(as_written), *_reading(adopted), *assumed, *ranks.assumed),
     )
+
+
+def _committed(
+    file: str, options: Mapping[str, Any], facts: Facts, table: tuple[Strategy, ...], env: Environment
+) -> tuple[Plan | None, str]:
+    """What a project recipe runs on this machine: its own decision where it holds, a plan of what it asks elsewhere."""
+    told = {name: value for name, value in options.items() if name != "nproc"}
+    try:
+        asked = build_request({**told, "recipe": file}, (), env)
+        return committed.decide(asked, facts, table, env, Silent()), ""
+    except (NothingFitsError, UsageError, InputError) as error:
+        return None, _refused(error)
+
+
+def _missing(adopted: Adopted) -> Iterator[Finding]:
+    """What the engine stops for when nobody says it. Source: swift/arguments/base_args/model_args.py, sft_args.py."""
+    if adopted.kind not in ONE_PROCESS:
+        return
+    for flag, others in _REQUIRED.items():
+        if not {flag, *others} & set(adopted.flags):
+            text = f"there is no --{flag}, and the engine stops without it; figures are of the default of autoswift"
+            yield Finding(level="error", line=adopted.line, text=text, fix=f"add --{flag}")
 
 
 def _fixes(as_written: Plan | None) -> tuple[str, ...]:
@@ -309,9 +340,13 @@ def _plan(request: Request, facts: Facts, table: tuple[Strategy, ...], env: Envi
         decided = make_plan(request, facts, table, env.cwd, env.home)
         return replace(decided, notes=(done, *decided.notes)) if done else decided, ""
     except (NothingFitsError, UsageError, InputError) as error:
-        figures = f" ({'; '.join(error.figures[:2])})" if error.figures else ""
-        hint = f"; {error.hints[0]}" if error.hints else ""
-        return None, f"{error.what}{figures}{hint}"
+        return None, _refused(error)
+
+
+def _refused(error: AutoswiftError) -> str:
+    figures = f" ({'; '.join(error.figures[:2])})" if error.figures else ""
+    hint = f"; {error.hints[0]}" if error.hints else ""
+    return f"{error.what}{figures}{hint}"
 
 
 def _changes(was: Plan | None, own: Plan | None) -> tuple[str, ...]:

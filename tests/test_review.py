@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from swift_autobatch import review
+from swift_autobatch import api, review
 from swift_autobatch.cli import main
 from swift_autobatch.errors import UsageError
 from swift_autobatch.progress import Stderr
 from swift_autobatch.records import Environment
+from swift_autobatch.request import build_request
 from tests import builders
 
 SMALL = "swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset rows.jsonl --max_length 2048 "
@@ -128,3 +129,19 @@ def test_segments_are_fixed_where_nobody_says_otherwise(env: Environment) -> Non
     assert asked.prediction.replay is not None
     assert (silent.prediction.replay.expandable, asked.prediction.replay.expandable) == (False, True)
     assert silent.prediction.driver_bytes > asked.prediction.driver_bytes
+
+
+def test_a_job_without_model_or_data_would_not_run(env: Environment) -> None:
+    found = reviewed(env, "swift sft --tuner_type lora --max_length 512", "1x4090")
+    errors = [one.text for one in found.adopted.findings if one.level == "error"]
+    assert [text.partition(",")[0] for text in errors] == ["there is no --model", "there is no --dataset"]
+
+
+def test_a_committed_decision_is_costed_as_it_was_decided(env: Environment) -> None:
+    job = ("--model", "Qwen/Qwen2.5-7B-Instruct", "--dataset", "rows.jsonl")
+    asked = build_request({"gpus": "4x4090", "save_recipe": "recipe.yaml"}, job, env)
+    decided = api.plan(asked, env)
+    found = review.review("recipe.yaml", {"gpus": "4x4090"}, env)
+    assert found.as_written is not None, found.why
+    assert found.as_written.candidate == decided.candidate
+    assert found.as_written.prediction == decided.prediction

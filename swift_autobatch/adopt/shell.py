@@ -19,14 +19,21 @@ from swift_autobatch.adopt.found import Call, Finding, Setting
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _CONTINUED = re.compile(r"(?<!\\)([\\^`])$")  # bash, cmd, PowerShell
 _BLANK_AFTER = re.compile(r"[\\^`][ \t]+$")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))|%(\w+)%")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*)|:?\?[^}]*)?\}|(\w+))|%(\w+)%")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*)\)\)|\$\(\s*expr\s+([^()]*)\)|`\s*expr\s+([^`]*)`")
 _COMPUTED = re.compile(r"\s*(?:export\s+)?\w+=[^ ]*\$\((?!\(|\s*expr)")
 _WORD = re.compile(
-    r"""(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+|['"].*""", re.DOTALL
+    r"""(?:\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+|['"].*""", re.DOTALL
 )
 _SCRIPTS = re.compile(r"(?:^|/)swift/cli/(\w+)\.py$")
 _MODULES = re.compile(r"swift\.cli\.(\w+)$")
+_SEPARATORS = ("&&", "||", ";", "|", "&")
+_KEYWORDS = frozenset({"then", "do", "else", "if", "while", "!", "{", "(", "function"})
+_FUNCTION = re.compile(r"\w+\(\)")
+_LOOP = re.compile(r"\s*for\s+(\w+)\s+in\s+(.*)", re.DOTALL)
+_ARRAY = re.compile(r"\s*(?:declare\s+-a\s+)?(\w+)(\+?)=\((.*)\)\s*", re.DOTALL)
+_OPEN_ARRAY = re.compile(r"\b\w+=\([^)]*$")
+_ALL_OF = re.compile(r"""["']?\$\{(\w+)\[[@*]\]\}["']?""")
 _SETTERS = ("export", "set", "setx", "env")
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW", re.IGNORECASE)  # never copied from an environment into a file
 _WHICH = re.compile(r"""^["']?(?:\$\(|`)\s*(?:which|command -v|type -p)\s+(\w+)\s*[)`]["']?$""")
@@ -71,15 +78,38 @@ def read_calls(text: str, outside: Mapping[str, str] | None = None) -> list[Call
     variables = {name: Setting(words=(value,), line=0) for name, value in _OWN.items()}
     calls: list[Call] = []
     before: tuple[Finding, ...] = ()  # of lines that were meant to be part of the call below them
+    loops: list[Finding] = []
     for line in _logical_lines(text):
-        call = _read_line(line, variables, outside or {})
-        if call is None:
-            before = line.findings
-        else:
+        found = [call for part in _commands(line) if (call := _read_line(part, variables, outside or {}, loops))]
+        for call in found:
             broken = bool(before or line.findings)
-            calls.append(replace(call, findings=(*before, *call.findings), as_meant=broken))
-            before = ()
+            calls.append(replace(call, findings=(*before, *loops, *call.findings), as_meant=broken))
+            loops.clear()
+        before = () if found else line.findings
     return calls
+
+
+def _commands(line: _Line) -> Iterator[_Line]:
+    """The commands of a line: what `&&`, `;` and the like part. The offsets of words stay what they are."""
+    start = 0
+    for match in _WORD.finditer(line.text):
+        word = match[0]
+        if word.startswith("#"):
+            break
+        if word in _SEPARATORS or (word.endswith(";") and not word.endswith("\\;")):
+            end = match.end() if word not in _SEPARATORS else match.start()
+            yield replace(line, text=" " * start + _unbracketed(line.text[start:end].rstrip(";")))
+            start = match.end()
+    yield replace(line, text=" " * start + _unbracketed(line.text[start:]))
+
+
+def _unbracketed(text: str) -> str:
+    """A command without the bracket of a subshell that it opens or closes alone."""
+    if text.count("(") > text.count(")") and text.lstrip().startswith("("):
+        return text.replace("(", " ", 1)
+    if text.count(")") > text.count("(") and text.rstrip().endswith(")"):
+        return text.rstrip()[:-1]
+    return text
 
 
 def _logical_lines(text: str) -> Iterator[_Line]:
@@ -109,6 +139,9 @@ def _logical_lines(text: str) -> Iterator[_Line]:
                 joined += _CONTINUED.sub(" ", raw.rstrip())
                 continue
             joined += raw
+            if _OPEN_ARRAY.search(joined):
+                joined += " "
+                continue
             if "swift" in joined and _flags_follow(physical[number:]):
                 findings.append(_broken("lost", number))
                 told = True
@@ -154,7 +187,11 @@ def _broken(kind: str, number: int) -> Finding:
     return Finding(level="error", line=number, text=text, fix=fix)
 
 
-def _read_line(line: _Line, variables: dict[str, Setting], outside: Mapping[str, str]) -> Call | None:
+def _read_line(
+    line: _Line, variables: dict[str, Setting], outside: Mapping[str, str], loops: list[Finding]
+) -> Call | None:
+    if _remembered(line, variables, outside, loops):
+        return None
     if _COMPUTED.match(line.text):
         return None  # what a program prints cannot be known here
     findings = list(line.findings)
@@ -170,7 +207,7 @@ def _read_line(line: _Line, variables: dict[str, Setting], outside: Mapping[str,
         word, number = words[0]
         if match := _ASSIGNMENT.fullmatch(word):
             own[match[1]] = Setting(words=(match[2],), line=number)
-        elif word not in _SETTERS:
+        elif word not in _SETTERS and word not in _KEYWORDS and not _FUNCTION.fullmatch(word):
             break
         words.pop(0)
     if not words:
@@ -182,6 +219,25 @@ def _read_line(line: _Line, variables: dict[str, Setting], outside: Mapping[str,
     visible = {name: setting for name, setting in variables.items() if name.isupper() and name not in _OWN}
     flags = dict(_flags(rest, findings))
     return Call(verb=verb, line=line.number, flags=flags, env={**visible, **own, **launcher}, findings=tuple(findings))
+
+
+def _remembered(line: _Line, variables: dict[str, Setting], outside: Mapping[str, str], loops: list[Finding]) -> bool:
+    """Takes note of an array, or of the first value that a loop runs with; False where the line is neither."""
+    values = _Values(variables, outside)
+    if (array := _ARRAY.fullmatch(line.text)) is not None:
+        inner = replace(line, text=" " * array.start(3) + array[3])
+        words = tuple(word for word, _ in _words(inner, values, loops))
+        before = variables[array[1]].words if array[2] and array[1] in variables else ()
+        variables[array[1]] = Setting(words=(*before, *words), line=line.number)
+        return True
+    if (loop := _LOOP.fullmatch(line.text)) is not None:
+        words = tuple(word for word, _ in _words(replace(line, text=loop[2]), values, loops))
+        if words:
+            variables[loop[1]] = Setting(words=words[:1], line=line.number)
+            text = f"a loop over ${loop[1]} runs {len(words)} jobs: the first one, with {words[0]}, is looked at"
+            loops.append(Finding(level="note", line=line.number, text=text))
+        return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +256,10 @@ def _words(line: _Line, values: _Values, findings: list[Finding]) -> Iterator[tu
             return
         if raw in ("|", ">", ">>", "2>&1", "&", "&&", ";", "||", "&>") or raw.startswith((">", "2>", "&>")):
             return
+        if (every := _ALL_OF.fullmatch(raw)) and every[1] in values.inside:
+            for word in values.inside[every[1]].words:
+                yield word, number
+            continue
         if which := _WHICH.match(raw):
             yield which[1], number
             continue

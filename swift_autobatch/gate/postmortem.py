@@ -97,6 +97,7 @@ _REMEDIES: dict[Place, tuple[str, ...]] = {
 }
 _ANYWHERE = ("autoswift sft with the same flags plans for the longest row and tries it before training",)
 _FRAME = re.compile(r'File "([^"]+)", line \d+, in (\S+)')
+_SHELL_KILLED = re.compile(r"(?:\S+: line \d+:\s+\d+ )?Killed\b(?:\s{2,}.*)?")  # what bash says of SIGKILL
 _NAN_ROW = re.compile(r"""['"](loss|grad_norm)['"]: ['"]?nan\b""", re.IGNORECASE)  # of any Trainer
 
 
@@ -115,8 +116,9 @@ def explain(text: str) -> Postmortem:
     log = engine_log.scan(text)
     if log.oom is not None:
         return _out_of_memory(lines, log.oom)
-    if log.host_oom is not None or log.killed_by == 9:
-        return _host_memory(lines, log)
+    killed = next((line for line in lines if _SHELL_KILLED.fullmatch(line.strip())), None)
+    if log.host_oom is not None or log.killed_by == 9 or killed is not None:
+        return _host_memory(lines, log, log.host_oom or killed or "-9")
     hung = _hung(lines)
     if hung is not None:
         return hung
@@ -147,8 +149,8 @@ def _out_of_memory(lines: Sequence[str], said: str) -> Postmortem:
     )
 
 
-def _host_memory(lines: Sequence[str], log: engine_log.LogFacts) -> Postmortem:
-    at, line = _find(lines, log.host_oom or "-9")
+def _host_memory(lines: Sequence[str], log: engine_log.LogFacts, said: str) -> Postmortem:
+    at, line = _find(lines, said)
     place = _place(lines, at)
     where = f" {PLACES[place]}" if place in PLACES else ""
     how = "a worker was killed by signal 9" if log.host_oom is None else "the host ran out of memory"

@@ -68,6 +68,34 @@ def test_a_command_that_is_cut_short_is_read_as_it_was_meant(tmp_path: Path, tex
     assert len(said(found, "error")) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cd . && swift sft --model m --dataset d",
+        "source env.sh; nohup swift sft --model m --dataset d > log 2>&1 &",
+        "if true; then swift sft --model m --dataset d; fi",
+        "train() { swift sft --model m --dataset d; }\ntrain",
+        "(cd job && swift sft --model m --dataset d)",
+        'ARGS=(--model m)\nswift sft "${ARGS[@]}" --dataset d',
+        "ARGS=(\n  --model m\n  --dataset d\n)\nswift sft ${ARGS[@]}",
+        "ARGS=(--model m)\nARGS+=(--dataset d)\nswift sft ${ARGS[*]}",
+        "for M in m n; do swift sft --model $M --dataset d; done",
+        "for M in m n\ndo\n  swift sft --model $M --dataset d\ndone",
+        "M=m\nswift sft --model ${M:?no model} --dataset d; echo done",
+    ],
+)
+def test_a_call_is_found_wherever_a_shell_would_run_it(tmp_path: Path, text: str) -> None:
+    found = adopted(tmp_path, text + "\n")
+    assert {name: setting.words for name, setting in found.flags.items()} == {"model": ("m",), "dataset": ("d",)}
+    assert not said(found, "error")
+    assert any("runs 2 jobs" in what for _, what in said(found, "note")) == text.startswith("for ")
+
+
+def test_what_stands_in_quotes_parts_no_command(tmp_path: Path) -> None:
+    found = adopted(tmp_path, "swift sft --model m --dataset d --system 'a; b && c (d'\n")
+    assert found.flags["system"].words == ("a; b && c (d",)
+
+
 def test_a_whole_command_is_not_called_cut_short(tmp_path: Path) -> None:
     found = adopted(tmp_path, "# a job\nswift sft \\\n  --model m \\\n  --dataset d\n\n# --lora_rank 8\necho done\n")
     assert not found.as_meant
