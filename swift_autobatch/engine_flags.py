@@ -374,7 +374,8 @@ def _example(flag: Flag) -> str:
     if flag.kind == "bool":
         return f"write --{flag.name} true or --{flag.name} false"
     if default in (None, "", []) or (isinstance(default, (int, float)) and default < MINIMUM.get(flag.name, default)):
-        default = {"int": max(8, MINIMUM.get(flag.name, 0)), "float": "1e-4"}.get(flag.kind, "VALUE")
+        least = 2048 if flag.name == "max_length" else max(8, MINIMUM.get(flag.name, 0))
+        default = {"int": least, "float": "1e-4"}.get(flag.kind, "VALUE")
     return f"for instance --{flag.name} {' '.join(text(default))}"
 
 

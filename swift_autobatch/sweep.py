@@ -94,7 +94,7 @@ def sweep(
         values: cards, or tokens of every row; None: 1 to 8 cards, or 512 doubled up to what the model takes.
 
     Raises:
-        UsageError: cards are swept on a machine without one.
+        UsageError: cards are swept on a machine without one, or lengths under a pinned max_length.
     """
     if axis == "gpus" and not facts.machine.gpus:
         raise UsageError(
@@ -102,8 +102,12 @@ def sweep(
             where="--sweep",
             hints=("name one: --gpus 1x4090",),
         )
-    if axis == "length":
-        pins = {name: pin for name, pin in pins.items() if name != "max_length"}
+    if axis == "length" and "max_length" in pins:
+        raise UsageError(
+            "--sweep length takes every row to be as long as the value of the axis, which --max_length would cut",
+            where="--sweep",
+            hints=("drop --max_length", f"--sweep length {pins['max_length'].value} plans that one length"),
+        )
     values = values or (tuple(range(1, 9)) if axis == "gpus" else _lengths(facts))
     return Sweep(axis=axis, points=tuple(_point(request, facts, table, pins, axis, value) for value in values))
 

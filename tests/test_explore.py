@@ -15,7 +15,7 @@ from swift_autobatch.errors import InputError, UsageError
 from swift_autobatch.facts.prices import read_prices
 from swift_autobatch.planner import make_plan
 from swift_autobatch.plot import plot_sweep
-from swift_autobatch.records import Plan
+from swift_autobatch.records import Plan, Sourced
 from swift_autobatch.request import build_request, read_environment
 from swift_autobatch.strategies import load_strategies
 from swift_autobatch.units import GIB
@@ -237,3 +237,10 @@ def test_no_price_list(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("4090: [\n")
     with pytest.raises(InputError, match="not YAML"):
         read_prices(tmp_path / "bad.yaml", "bad.yaml")
+
+
+def test_lengths_are_not_swept_under_a_pinned_one(tmp_path: Path) -> None:
+    facts = builders.facts(tmp_path, "1x4090")
+    pins = {"max_length": Sourced(value=1024, source="flag --max_length")}
+    with pytest.raises(UsageError, match="would cut"):
+        sweep.sweep(builders.request(), facts, load_strategies(), pins, "length", None)
