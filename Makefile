@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BOTH := --numprocesses 2 --dist loadscope
 FLAGS = $(if $(DATASET),--dataset '$(DATASET)') $(if $(MODEL),--model '$(MODEL)') $(if $(RECIPE),--recipe '$(RECIPE)') $(ARGS)
 
 .PHONY: setup train plan dry-run test lint check clean
@@ -36,8 +37,8 @@ dry-run: $(READY)
 	$(BIN)/autoswift dry-run $(FLAGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -m 'not engine' --numprocesses 2 --dist loadscope
-	$(BIN)/python -m pytest -m engine
+	$(BIN)/python -m pytest -m 'not engine' $(BOTH)
+	$(BIN)/python -m pytest -m engine $(BOTH)
 
 lint: $(READY)
 	$(BIN)/ruff check .
