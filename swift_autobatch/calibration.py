@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from swift_autobatch import render
-from swift_autobatch.errors import InputError
+from swift_autobatch.errors import InputError, MachineError
 from swift_autobatch.predict import predict
 from swift_autobatch.predict.band import CALIBRATED, band, kind_of
 from swift_autobatch.predict.instants import LASTING, LAYERS, ROWS
 from swift_autobatch.predict.job import check_calibration, constants
+from swift_autobatch.progress import Progress
 from swift_autobatch.records import Environment, Facts, Measured, Plan, Reason, Verdict, replace
 from swift_autobatch.units import GIB, show_gib
 
@@ -80,6 +81,14 @@ def keep(env: Environment, machine_class: str, learned: tuple[Learned, ...]) -> 
         },
     }
     render.write_file(path, render.to_json(document))
+
+
+def keep_if_possible(env: Environment, machine_class: str, learned: tuple[Learned, ...], progress: Progress) -> None:
+    """:func:`keep`; what cannot be kept is a warning, and is used for the job at hand all the same."""
+    try:
+        keep(env, machine_class, learned)
+    except MachineError as error:
+        progress.stage(f"warning: what was measured of this machine is not kept: {error.what}")
 
 
 def _entries(path: Path) -> tuple[Learned, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swift_autobatch import calibration, committed, gate
-from swift_autobatch.errors import MachineError, NothingFitsError, UsageError
+from swift_autobatch.errors import NothingFitsError, UsageError
 from swift_autobatch.progress import Progress
 from swift_autobatch.records import Artefacts, Environment, Plan, Request, Row, Strategy, Verdict, replace
 from swift_autobatch.units import show_gib, show_seconds
@@ -70,7 +70,7 @@ def prove(
         verdict = _run(now, asked, env, progress, val_rows)
         tried = (*tried, *verdict.earlier, replace(verdict, earlier=()))
         learned = calibration.learn(now.plan, verdict)
-        _keep(env, now.plan, learned, progress)
+        calibration.keep_if_possible(env, now.plan.machine_class, learned, progress)
         if verdict.verdict == "pass":
             passed = now.plan
         elif passed is not None or verdict.reason.code not in calibration.MEMORY_CODES:
@@ -126,14 +126,6 @@ def run_once(
     )
     progress.stage(f"{what}: {verdict.verdict}: {verdict.reason.text} ({show_seconds(verdict.seconds)})")
     return verdict
-
-
-def _keep(env: Environment, plan: Plan, learned: tuple[calibration.Learned, ...], progress: Progress) -> None:
-    """What cannot be kept is used for this job all the same."""
-    try:
-        calibration.keep(env, plan.machine_class, learned)
-    except MachineError as error:
-        progress.stage(f"warning: what was measured of this machine is not kept: {error.what}")
 
 
 def _next(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from swift_autobatch import calibration, engine_log, render
 from swift_autobatch.checkpoint_files import broken, checkpoints, last_whole
-from swift_autobatch.errors import MachineError, NothingFitsError, TrainingError, UsageError
+from swift_autobatch.errors import NothingFitsError, TrainingError, UsageError
 from swift_autobatch.planner import make_plan
 from swift_autobatch.progress import Progress
 from swift_autobatch.records import (
@@ -98,10 +98,7 @@ def _learn(decided: Plan, measured: tuple[Measured, ...], died_of: str | None, j
     learned = calibration.learn_from_training(decided, measured, died_of)
     for one in learned:
         progress.stage(f"learned of this class of machine: {one.name} {one.value:g}: {one.why}")
-    try:
-        calibration.keep(job.env, decided.machine_class, learned)
-    except MachineError as error:
-        progress.stage(f"warning: what was measured of this machine is not kept: {error.what}")
+    calibration.keep_if_possible(job.env, decided.machine_class, learned, progress)
 
 
 def following(died: TrainingError, decided: Plan, job: Job) -> Plan | None:

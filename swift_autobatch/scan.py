@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_autobatch import calibration, committed, gate, render
-from swift_autobatch.errors import MachineError, NothingFitsError, UsageError
+from swift_autobatch.errors import NothingFitsError, UsageError
 from swift_autobatch.progress import Progress
 from swift_autobatch.records import Environment, Plan, Request, Sourced, Strategy, Verdict, replace
 
@@ -94,7 +94,7 @@ def _points(
             whole_steps=True,
             progress=progress,
         )
-        _keep(plan, verdict, env, progress)
+        calibration.keep_if_possible(env, plan.machine_class, calibration.learn(plan, verdict), progress)
         yield _measured(plan, verdict)
 
 
@@ -114,13 +114,6 @@ def _pinned(decided: Plan, asked: Request, micro: int, accumulation: int) -> Req
     if decided.strategy is not None:
         strategy = Sourced(value=decided.candidate.strategy, source="flag --scan")
     return replace(asked, pins=pins, strategy=strategy, recipe=None, decided=None)
-
-
-def _keep(plan: Plan, verdict: Verdict, env: Environment, progress: Progress) -> None:
-    try:
-        calibration.keep(env, plan.machine_class, calibration.learn(plan, verdict))
-    except MachineError as error:
-        progress.stage(f"warning: what was measured of this machine is not kept: {error.what}")
 
 
 def _measured(plan: Plan, verdict: Verdict) -> Point:
